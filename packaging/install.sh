@@ -3,11 +3,11 @@
 #
 #   ./install.sh                            below /usr/local
 #   PREFIX=$HOME/.local ./install.sh        for one user
-#   ./install.sh uninstall                  removes it, with the same PREFIX
+#   ./install.sh uninstall                  removes it; PREFIX as at the installation
 #
-# PREFIX   where it is used (/usr/local)
-# LIBDIR   where the C library goes (PREFIX/lib)
-# DESTDIR  a directory that stands for / while it is installed, for packages
+# PREFIX   the folder in which programs use it (/usr/local)
+# LIBDIR   the folder of the C library (PREFIX/lib)
+# DESTDIR  a directory that stands for / during the installation, for packages
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ case $PREFIX:$LIBDIR in
 esac
 cd "$here/tree"
 
-# Where a file of the tree goes.
+# The destination of a file of the tree.
 place() {
     case $1 in
     lib/tenure/*) echo "$DESTDIR$PREFIX/$1" ;;
@@ -36,11 +36,11 @@ install)
     for file in $files; do
         to=$(place "$file")
         mkdir -p "${to%/*}"
-        # A file that is in use is replaced, not written to.
+        # Replaces a file that is in use, and does not write to it.
         rm -f "$to"
         case $file in
         *.pc) sed "s,@PREFIX@,$PREFIX,; s,@LIBDIR@,$LIBDIR," "$file" >"$to" ;;
-        # Not with the owner of the tree, who may be another user than the one who installs.
+        # Not with the owner of the tree: that may be another user than the one that installs.
         *) cp -P "$file" "$to" ;;
         esac
         case $file in

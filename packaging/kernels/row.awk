@@ -1,4 +1,4 @@
-# A guest's output into a row of the table; what is wrong goes to standard error. Ends with 1 where anything is.
+# Turns a guest's output into a row of the table. Mistakes go to standard error, and it then ends with 1.
 function wrong(text) { print "    " run ": " text >"/dev/stderr"; bad = 1 }
 /^== begin / { program = $3; sum = ""; programs++ }
 /^test .* \.\.\. FAILED/ { wrong(program "::" $2 " failed") }

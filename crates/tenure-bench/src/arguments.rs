@@ -22,9 +22,9 @@ Examples:
   tenure bench cache --filter zipf --threads 1,4 --rounds 9 --json cache.json
   tenure bench compare before.json after.json --fail-on-loss
 
-Every table has the contestants interleaved after a warm-up round; rows in which tenure loses are \
-marked. A slow result is no failure, wrong bytes are. Ctrl-C ends the run and keeps what is done: \
-the JSON and the page have all finished rounds. A second Ctrl-C ends it at once.
+In every table the contestants run in turns after a warm-up round. A mark shows the rows in which \
+tenure loses. A slow result is no failure; wrong bytes are one. Ctrl-C ends the run: the JSON and \
+the page have all finished rounds. A second Ctrl-C ends it at once.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 
@@ -50,7 +50,7 @@ pub struct Arguments {
 /// What there is to do with runs that were kept.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Tell what changed beyond the noise between two runs that --json kept.
+    /// Print the rows that changed beyond the noise between two runs that --json kept.
     Compare(Compare),
     /// Make one page of runs that --json kept (`tenure report` does the same).
     Report(Report),
@@ -61,7 +61,7 @@ pub enum Command {
 pub struct Run {
     /// The benchmarks to run [default: all].
     pub names: Vec<String>,
-    /// Run everything small and few times over, in a minute in all.
+    /// Run everything at small sizes and with few rounds, in a minute in all.
     #[arg(long)]
     pub quick: bool,
     /// End within this time (90s, 15m, 1h): smaller sizes, and as many rounds as fit. `none`: every
@@ -80,21 +80,21 @@ pub struct Run {
     /// Thread counts, separated by commas [default: each benchmark's own].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub threads: Vec<usize>,
-    /// Only comparisons whose title contains this.
+    /// Run only comparisons whose title contains this.
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Size of what lock-on-fault [default: 5G], populate [default: 512M] and unmap [default: 1G and
-    /// 4G] work on.
+    /// Size of the memory for lock-on-fault [default: 5G], populate [default: 512M] and unmap [default:
+    /// 1G and 4G].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
     /// Directory for files on a disk [default: /var/tmp].
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// A trace for hit-ratio, beside the loads that it generates: ARC's .lis, libCacheSim's .csv or
-    /// oracleGeneral, each perhaps compressed (.zst). May be given several times.
+    /// oracleGeneral; each may be compressed (.zst). You may give the option several times.
     #[arg(long = "trace", value_name = "FILE", num_args = 1..)]
     pub traces: Vec<PathBuf>,
-    /// The Python interpreter of programs, which may be a virtual environment's with numpy, pandas,
+    /// The Python interpreter for `programs`. It may be that of a virtual environment with numpy, pandas,
     /// pyarrow and Pillow [default: TENURE_BENCH_PYTHON, or else python3].
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
@@ -107,10 +107,10 @@ pub struct Run {
 }
 
 const COMPARE_NOTES: &str = "\
-A row has changed if the 99 % interval of the ratio of its times lies beyond --threshold, and still \
-does when it is divided by the ratio of the other programs in the same table: what they have lost, \
-too, the machine has lost. The interval is that of the Mann-Whitney test (Hodges and Lehmann): it \
-assumes nothing about how times spread. It needs 5 rounds on both sides. With 2 to 4 rounds all of \
+A row has changed if the 99 % interval of the ratio of its times lies beyond --threshold, and \
+still does when it is divided by the ratio of the other programs in the same table: a loss that \
+they share is the machine's. The interval is that of the Mann-Whitney test (Hodges and Lehmann): \
+it assumes no distribution of times. It needs 5 rounds on both sides. With 2 to 4 rounds all of \
 one side must differ from all of the other by more than 25 %, with one round by more than 50 %.
 
 Examples:

@@ -6,8 +6,8 @@
  *  - struct tenure_cache: values under keys. It has no size: it grows while there is room;
  *  - struct tenure_volatile: one buffer that the kernel may take while it is not pinned;
  *  - struct tenure_shared: volatile memory that several processes share;
- *  - tenure_mvolatile and the calls after it: ranges that the program has mapped itself;
- *  - tenure_lock, tenure_mlock2 and the calls after them: pages that the kernel does not page out, all of
+ *  - tenure_mvolatile and its relatives: ranges that the program has mapped itself;
+ *  - tenure_lock, tenure_mlock2 and their relatives: pages that the kernel does not page out, all of
  *    them now or each page from its first touch on;
  *  - tenure_populate: pages that are resident before their use, with an error instead of a signal;
  *  - tenure_alloc: large blocks; a freed block stays warm, and the kernel may take it;
@@ -17,12 +17,12 @@
  * that is named tenure-keeper, offers marked ranges to the kernel. The kernel purges pages of them when
  * it needs memory. A pin takes the range back, and reports each purge exactly once.
  *
- * Functions return 0 (or what they say) on success, and -1 with errno set on failure. Functions that
- * return a pointer return NULL on failure. tenure_last_error() then gives the reason and a remedy in a
- * sentence. On success errno may have any value. Unless its comment says otherwise, any number of threads
- * may call a function at once.
+ * Unless its comment has another rule, a function returns 0 on success, and -1 with errno set on failure.
+ * Functions that return a pointer return NULL on failure. tenure_last_error() then returns the reason and a
+ * remedy in a sentence. On success errno may have any value. Unless its comment has another rule, any number
+ * of threads may call a function at once.
  *
- * A function refuses a NULL pointer where it needs one with EINVAL. It returns EIO for a bug inside
+ * A function that needs a pointer fails with EINVAL if it gets NULL. It fails with EIO for a bug inside
  * tenure that would end a Rust program with a panic. Callbacks must return: no longjmp, no
  * pthread_exit and no C++ exception may leave them.
  *
@@ -104,7 +104,7 @@
 #define TENURE_REFILL_PAGES 0
 
 /**
- * For refill_scope: the callback always makes the whole buffer. tenure uses only what was purged.
+ * For refill_scope: the callback always makes the whole buffer. tenure uses only the purged bytes.
  */
 #define TENURE_REFILL_WHOLE 1
 
@@ -139,17 +139,17 @@
 #define TENURE_SHARED_INTACT 0
 
 /**
- * The chunk was made, and is gone. The caller makes it: nobody else is told.
+ * The chunk was made, and is gone. The caller makes it. No other process gets this state.
  */
 #define TENURE_SHARED_PURGED 1
 
 /**
- * Nobody has made the chunk yet. The caller makes it.
+ * No process has made the chunk yet. The caller makes it.
  */
 #define TENURE_SHARED_FRESH 2
 
 /**
- * A maker died or gave up before it had finished. The caller makes the chunk.
+ * A maker died or gave up before it had finished it. The caller makes the chunk.
  */
 #define TENURE_SHARED_HALF_MADE 3
 
@@ -175,14 +175,14 @@
 #define TENURE_MAP_LOCKONFAULT 16777216
 
 /**
- * For reading. Files are read into the page cache and not dirtied. Anonymous memory gets the zero
- * page, and takes no memory.
+ * For reading. Files come into the page cache and stay clean. Anonymous memory gets the zero page,
+ * and takes no memory.
  */
 #define TENURE_POPULATE_READ 1
 
 /**
- * For writing. Memory is taken, holes of shared files are allocated, and private file mappings are
- * copied.
+ * For writing. The call takes memory, allocates holes of shared files, and copies private file
+ * mappings.
  */
 #define TENURE_POPULATE_WRITE 2
 
@@ -193,13 +193,13 @@
 
 /**
  * For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
- * (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may answer
- * with its OOM killer where a cgroup or the machine has no room.
+ * (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may call
+ * its OOM killer if a cgroup or the machine has no room.
  */
 #define TENURE_POPULATE_WITHIN_ROOM 2
 
 /**
- * For flags: allocate the holes of the shared file `fd` (fallocate) also where that is not the
+ * For flags: allocate the holes of the shared file `fd` (fallocate) also if that is not the
  * default.
  */
 #define TENURE_POPULATE_ALLOCATE 4
@@ -215,7 +215,8 @@
 #define TENURE_LOCK_NONE 0
 
 /**
- * Locked in full: what was resident when it was locked, and all that is touched.
+ * Locked in full: the pages that were resident at the lock, and every page from its first touch
+ * on.
  */
 #define TENURE_LOCK_FULL 1
 
@@ -255,7 +256,7 @@
 #define TENURE_LOCK_RAISE_SOFT 2
 
 /**
- * The hard limit is too low: it must be raised where the process is started.
+ * The hard limit is too low: raise it where the process is started.
  */
 #define TENURE_LOCK_RAISE_HARD 3
 
@@ -265,13 +266,13 @@
 #define TENURE_PENDING_AUTOMATIC UINT64_MAX
 
 /**
- * For tenure_retire_settings.files: file mappings are given up before the call returns.
+ * For tenure_retire_settings.files: the call gives up file mappings before it returns.
  */
 #define TENURE_FILES_AT_ONCE 0
 
 /**
- * For tenure_retire_settings.files: file mappings are given up later, as other memory is. Until
- * then the file system cannot be unmounted, and a memfd cannot be sealed against writes.
+ * For tenure_retire_settings.files: the worker gives up file mappings later, as other memory.
+ * Until then the file system cannot be unmounted, and a memfd cannot be sealed against writes.
  */
 #define TENURE_FILES_LATER 1
 
@@ -281,8 +282,8 @@
 #define TENURE_AUTOMATIC UINT64_MAX
 
 /**
- * A cache without a size: it grows while there is room, and gives way when others need the memory.
- * A get returns the bytes that were put in, or nothing; it never returns wrong or partial bytes.
+ * A cache without a size: it grows while there is room, and shrinks when other programs need the
+ * memory. A get returns the inserted bytes, or nothing; it never returns wrong or partial bytes.
  */
 struct tenure_cache;
 
@@ -307,10 +308,10 @@ struct tenure_made;
 struct tenure_populating;
 
 /**
- * Volatile memory that several processes share, as one of them has it open. It is made of chunks,
- * numbered from 0. A process pins a chunk to use it. While nobody has a chunk pinned, any process
- * that has the memory open may give its pages back when memory is short. The next process that pins
- * the chunk is told, and makes the bytes again.
+ * Volatile memory that several processes share, as one of them has it open. It consists of chunks,
+ * numbered from 0. A process pins a chunk to use it. While no process has a chunk pinned, any
+ * process that has the memory open may give its pages back when memory is short. The next process
+ * that pins the chunk gets a report, and makes the bytes again.
  */
 struct tenure_shared;
 
@@ -326,18 +327,18 @@ struct tenure_value;
 struct tenure_volatile;
 
 /**
- * A range whose part that was used last is locked. Opaque.
+ * A range with a lock on the part that was used last. Opaque.
  */
 struct tenure_within;
 
 /**
- * Receives an extent that is gone: `offset` and `len` in bytes from the start of what was asked
- * about, and `arg` as it was passed.
+ * Receives an extent that is gone: `offset` and `len` in bytes from the start of the range or
+ * buffer of the call, and `arg` as it was passed.
  */
 typedef void (*tenure_gone_fn)(size_t offset, size_t len, void *arg);
 
 /**
- * Called for a touch of a purged page. `address` is what was touched. `[range, range + len)` is
+ * Called for a touch of a purged page. `address` is the touched address. `[range, range + len)` is
  * the volatile range around it, as tenure knows it (neighbouring marks may have been merged). If
  * it returns 0, the signal goes on; otherwise the access is tried again.
  */
@@ -397,8 +398,9 @@ struct tenure_volatile_opts {
 };
 
 /**
- * Is told that the value under a key has left the cache, and why: TENURE_REMOVED to TENURE_PURGED. More
- * causes may come. The key's bytes are there until it returns. Several threads may call it at once.
+ * tenure calls it when the value under a key has left the cache, with the cause: TENURE_REMOVED to
+ * TENURE_PURGED. More causes may come. The key's bytes are there until it returns. Several threads
+ * may call it at once.
  */
 typedef void (*tenure_removed_fn)(void *arg, const void *key, size_t key_len, unsigned int cause);
 
@@ -420,22 +422,22 @@ struct tenure_cache_opts {
      */
     unsigned int reserved;
     /**
-     * The most bytes of memory that the cache may take. 0: what the machine and the memory cgroup
-     * allow. The cache takes a few segments of 2 MiB in any case.
+     * The most bytes of memory that the cache may take. 0: as much as the machine and the memory
+     * cgroup allow. The cache takes a few segments of 2 MiB in any case.
      */
     uint64_t ceiling;
     /**
-     * How long the cache returns a value after it was put in, in milliseconds. 0: without end.
+     * How long the cache returns a value after its insert, in milliseconds. 0: without end.
      */
     uint64_t ttl_ms;
     /**
-     * Is told of each value that leaves the cache, once. NULL: nothing is.
+     * tenure calls it for each value that leaves the cache, once. NULL: no call.
      *
-     * It is called a little later than the value leaves, on a thread that calls the cache just then (tenure's own
-     * threads never call it), and under no lock. It may use the cache, and may be called again inside itself
-     * then. A value that the kernel took, or that has ended, is met by a look only: by a get or an iteration,
-     * when room is made, or when a value under its key is replaced or removed. The end of the cache is told of
-     * no value.
+     * The call comes a little later than the value leaves, on a thread that calls the cache just
+     * then (never on tenure's own threads), and under no lock. It may use the cache, and then
+     * tenure may call it inside itself. tenure notices a value that the kernel took, or that has
+     * ended, only by a look: a get or an iteration, a search for room, or a replacement or removal
+     * of the value under its key. The end of the cache causes no call.
      */
     tenure_removed_fn removed;
     /**
@@ -449,8 +451,8 @@ struct tenure_cache_opts {
      */
     tenure_free_fn free_arg;
     /**
-     * What a miss costs, in nanoseconds. 0: it is measured, in tenure_cache_get_or_insert. Of several caches of the
-     * process the kernel first takes those whose bytes save the least time.
+     * The cost of a miss, in nanoseconds. 0: tenure measures it, in tenure_cache_get_or_insert. Of
+     * several caches of the process the kernel first takes those whose bytes save the least time.
      */
     uint64_t miss_cost_ns;
 };
@@ -463,8 +465,7 @@ struct tenure_cache_opts {
 typedef int (*tenure_make_fn)(void *arg, struct tenure_made *into);
 
 /**
- * What a cache has done, counted since it was made, and what it holds now. Written by
- * tenure_cache_stats.
+ * Counters of a cache since it was made, and its present contents. tenure_cache_stats writes them.
  */
 struct tenure_cache_stats {
     /**
@@ -476,7 +477,7 @@ struct tenure_cache_stats {
      */
     uint64_t misses;
     /**
-     * Values put in.
+     * Values inserted.
      */
     uint64_t insertions;
     /**
@@ -488,7 +489,7 @@ struct tenure_cache_stats {
      */
     uint64_t evictions;
     /**
-     * Values that were found purged by a get.
+     * Values that a get found purged.
      */
     uint64_t purged_values;
     /**
@@ -504,7 +505,8 @@ struct tenure_cache_stats {
      */
     uint64_t values;
     /**
-     * Bytes of the segments now, filled or not, without those that are known to be purged.
+     * Bytes of the segments now, filled or not, without the segments that the cache knows to be
+     * purged.
      */
     uint64_t footprint_bytes;
     /**
@@ -519,8 +521,8 @@ struct tenure_cache_stats {
 };
 
 /**
- * Receives a key, the bytes of its value, and `arg` as it was passed. Both stay until it returns. What it
- * returns says how to go on: see the function that calls it. It may use the cache.
+ * Receives a key, the bytes of its value, and `arg` as it was passed. Both stay until it returns.
+ * Its result tells the caller how to go on: see the function that calls it. It may use the cache.
  */
 typedef int (*tenure_each_fn)(void *arg,
                               const void *key,
@@ -562,21 +564,22 @@ struct tenure_shared_opts {
      */
     unsigned int reserved;
     /**
-     * Makes chunks that are gone, or that nobody has made yet: when this process pins such a chunk, or
-     * when a thread of this process touches it without a pin (tenure_shared_addr). That thread waits
-     * while the callback runs on another thread, and goes on. Others that pin or touch the chunk
-     * meanwhile, in any process, wait for it. NULL: pins are told, and such a touch raises SIGBUS.
+     * Makes chunks that are gone, or that no process has made yet: when this process pins such a
+     * chunk, or when a thread of this process touches it without a pin (tenure_shared_addr). That
+     * thread waits while the callback runs on another thread, and goes on. Others that pin or
+     * touch the chunk meanwhile, in any process, wait for it. NULL: pins report such chunks, and
+     * such a touch raises SIGBUS.
      *
-     * Each page is put in place whole, when all of its chunk's bytes are known. A touch without a pin
-     * sees what a maker made, never zeros or half of a page; pages of a chunk that was purged and made
-     * again in between may be of two makings.
+     * tenure puts each page in place whole, when it has all bytes of the chunk. A touch without a
+     * pin sees bytes of a maker, never zeros or half of a page. If the chunk was purged and made
+     * again in between, its pages may come from two makers.
      *
      * If it fails the chunk stays gone: the pin fails with EIO, and the touch raises the SIGBUS that it
      * would have raised without a callback. The next pin or touch tries again.
      *
-     * Chunks of such memory are made by callbacks only: tenure_shared_pin returns none to make, and
-     * tenure_shared_remake fails with EOPNOTSUPP. A process that opens the memory sets its own callback
-     * (tenure_shared_set_refill). A handler for SIGBUS is installed.
+     * Only callbacks make chunks of such memory: tenure_shared_pin returns none to make, and
+     * tenure_shared_remake fails with EOPNOTSUPP. A process that opens the memory sets its own
+     * callback (tenure_shared_set_refill). tenure installs a handler for SIGBUS.
      *
      * For touches one thread runs all callbacks. So a callback must not touch such memory without a pin,
      * and must not wait for a thread that does so (for its lock, for instance).
@@ -594,8 +597,8 @@ struct tenure_shared_opts {
 };
 
 /**
- * What shared memory holds now, and what happened to it so far, in all processes. Written by
- * tenure_shared_stats.
+ * The present state of shared memory, and its counters so far, in all processes.
+ * tenure_shared_stats writes them.
  */
 struct tenure_shared_stats {
     /**
@@ -607,7 +610,7 @@ struct tenure_shared_stats {
      */
     uint64_t chunk_bytes;
     /**
-     * Chunks that nobody has made yet.
+     * Chunks that no process has made yet.
      */
     uint64_t fresh;
     /**
@@ -615,7 +618,7 @@ struct tenure_shared_stats {
      */
     uint64_t intact;
     /**
-     * Chunks that are purged, and nobody was told yet.
+     * Chunks that are purged, and that no pin has reported yet.
      */
     uint64_t purged;
     /**
@@ -623,7 +626,7 @@ struct tenure_shared_stats {
      */
     uint64_t making;
     /**
-     * Chunks that somebody has pinned.
+     * Chunks that a process has pinned.
      */
     uint64_t pinned;
     /**
@@ -635,7 +638,7 @@ struct tenure_shared_stats {
      */
     uint64_t purges;
     /**
-     * Processes that died with the memory open, so far, and whose pins were taken away.
+     * Processes that died with the memory open so far, and whose pins tenure removed.
      */
     uint64_t buried;
     /**
@@ -693,8 +696,8 @@ struct tenure_populate_opts {
      */
     uint64_t deadline_ms;
     /**
-     * The file behind the mapping, or -1. With it the holes of a shared file are allocated before
-     * they are written, and errors say more. The descriptor is duplicated.
+     * The file behind the mapping, or -1. With it tenure allocates the holes of a shared file
+     * before it writes them, and errors have more details. tenure duplicates the descriptor.
      */
     int fd;
     /**
@@ -713,7 +716,7 @@ struct tenure_populate_opts {
 };
 
 /**
- * What a populate did, even if it failed. Start from TENURE_POPULATE_RESULT_INIT.
+ * The result of a populate, even if it failed. Start from TENURE_POPULATE_RESULT_INIT.
  */
 struct tenure_populate_result {
     /**
@@ -743,7 +746,7 @@ struct tenure_populate_result {
 };
 
 /**
- * How a part of a range in one mapping is locked.
+ * The lock on the part of a range in one mapping.
  */
 struct tenure_lock_part {
     /**
@@ -774,7 +777,7 @@ struct tenure_lock_part {
  */
 struct tenure_lock_answer {
     /**
-     * What was asked about, in whole pages.
+     * The bytes of the question, in whole pages.
      */
     uint64_t bytes;
     /**
@@ -790,12 +793,12 @@ struct tenure_lock_answer {
      */
     uint64_t soft_limit_bytes;
     /**
-     * What the soft limit can be raised to.
+     * The highest soft limit that the process may set.
      */
     uint64_t hard_limit_bytes;
     /**
-     * What the machine, or the tightest memory cgroup, has free: a lock of more may be allowed and
-     * then end in the kernel's OOM killer.
+     * The free memory of the machine, or of the tightest memory cgroup: the kernel may allow a
+     * lock of more, and then call its OOM killer.
      */
     uint64_t memory_free_bytes;
     /**
@@ -809,7 +812,7 @@ struct tenure_lock_answer {
 };
 
 /**
- * How much a lock within a budget has locked now, and what it did so far.
+ * The bytes that a lock within a budget has locked now, and its counters so far.
  */
 struct tenure_within_status {
     /**
@@ -825,7 +828,7 @@ struct tenure_within_status {
      */
     uint64_t moved_out_bytes;
     /**
-     * How often the thread has looked at what is used.
+     * How often the thread has looked at the uses.
      */
     uint64_t looks;
     /**
@@ -851,7 +854,8 @@ struct tenure_pool_opts {
      */
     uint64_t return_after_ms;
     /**
-     * How many bytes may be warm. 0: a quarter of what is free under the limits of the process.
+     * How many bytes may be warm. 0: a quarter of the memory that is free under the limits of the
+     * process.
      */
     uint64_t warm_max;
     /**
@@ -866,8 +870,8 @@ struct tenure_pool_opts {
 };
 
 /**
- * What the pool holds, and what it did. Written by tenure_pool_stats. Numbers named `total_` count
- * since the start, the others are of now.
+ * The state and the counters of the pool. tenure_pool_stats writes them. Numbers named `total_`
+ * count since the start, the others are of now.
  */
 struct tenure_pool_stats {
     /**
@@ -875,7 +879,7 @@ struct tenure_pool_stats {
      */
     uint64_t in_use;
     /**
-     * The bytes it asked for with them.
+     * The bytes that it requested with them.
      */
     uint64_t in_use_bytes;
     /**
@@ -955,7 +959,7 @@ struct tenure_pool_stats {
      */
     uint64_t total_remapped;
     /**
-     * Requests that could not be served.
+     * Requests that the pool could not serve.
      */
     uint64_t total_refused;
 };
@@ -978,7 +982,7 @@ struct tenure_retire_settings {
      */
     uint64_t longest_stall_us;
     /**
-     * How many resident bytes may wait to be given back; TENURE_PENDING_AUTOMATIC unless set.
+     * How many resident bytes may wait for their teardown; TENURE_PENDING_AUTOMATIC unless set.
      */
     uint64_t pending_max;
     /**
@@ -988,8 +992,9 @@ struct tenure_retire_settings {
 };
 
 /**
- * What tenure holds, and what it did. Written by tenure_stats. Numbers named `total_` count since
- * the process started (in a forked child: since its oldest ancestor did), the others are of now.
+ * The state and the counters of tenure. tenure_stats writes them. Numbers named `total_` count
+ * since the process started (in a forked child: since its oldest ancestor did), the others are of
+ * now.
  */
 struct tenure_stats {
     /**
@@ -1018,7 +1023,7 @@ struct tenure_stats {
      */
     uint64_t offered;
     /**
-     * Their bytes; tenure_survey says how many are still there.
+     * Their bytes; tenure_survey counts those that are still there.
      */
     uint64_t offered_bytes;
     /**
@@ -1042,7 +1047,7 @@ struct tenure_stats {
      */
     uint64_t total_revived_bytes;
     /**
-     * Ranges that had lost something when they were taken back.
+     * Ranges that had lost pages when they were taken back.
      */
     uint64_t total_purges;
     /**
@@ -1063,7 +1068,7 @@ struct tenure_stats {
     uint64_t total_failed_refills;
     /**
      * Offers that the kernel refused, or that would have split a huge page, or taken pages that
-     * another process shares. They are tried again later.
+     * another process shares. The worker tries them again later.
      */
     uint64_t total_refused_offers;
     /**
@@ -1195,7 +1200,8 @@ struct tenure_settings {
     uint64_t offer_after_us;
     /**
      * How many bytes may be marked and not offered. Beyond that the oldest marked ranges are
-     * offered at once. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
+     * offered at once. TENURE_AUTOMATIC (unless set): a quarter of the free memory, at least 16
+     * MiB.
      */
     uint64_t unoffered_max;
 };
@@ -1218,15 +1224,15 @@ extern "C" {
  * first mark of a range checks it, which takes about 3 us.
  *
  * Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
- * writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
+ * writable. ENOMEM: part of it is not mapped, or there are 33 million ranges already. EOPNOTSUPP:
  * the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
  * then.
  */
 int tenure_mvolatile(void *addr, size_t len);
 
 /**
- * Does what tenure_mvolatile does, with a priority from 0 (the kernel takes it first) to 7 (last).
- * The priority holds until the range is marked with another.
+ * As tenure_mvolatile, with a priority from 0 (the kernel takes it first) to 7 (last). The
+ * priority holds until the range is marked with another.
  *
  * Errors: as tenure_mvolatile; EINVAL also for a priority above 7.
  */
@@ -1249,15 +1255,15 @@ int tenure_mvolatile_priority(void *addr, size_t len, unsigned int priority);
 TENURE_MUST_USE int tenure_mnovolatile(void *addr, size_t len);
 
 /**
- * Does what tenure_mnovolatile does, and reports what is gone. It calls `gone` for each extent
- * that is gone, with the offset from `addr`, in order, before it returns. `gone` may be NULL.
+ * As tenure_mnovolatile, and reports the purged extents. It calls `gone` for each extent that is
+ * gone, with the offset from `addr`, in order, before it returns. `gone` may be NULL.
  *
  * Errors: as tenure_mnovolatile.
  */
 TENURE_MUST_USE int tenure_mnovolatile_map(void *addr, size_t len, tenure_gone_fn gone, void *arg);
 
 /**
- * Offers what is marked in the range to the kernel now, without the usual wait.
+ * Offers the marked part of the range to the kernel now, without the usual wait.
  *
  * Errors: EINVAL: nothing in the range is marked, the range is empty, unaligned or wrapping, or
  * it was locked meanwhile. ENOMEM: the process has too many mappings. EBUSY: a process made by fork
@@ -1266,17 +1272,17 @@ TENURE_MUST_USE int tenure_mnovolatile_map(void *addr, size_t len, tenure_gone_f
 int tenure_offer_now(void *addr, size_t len);
 
 /**
- * Offers what is marked in the range, and has the kernel discard it by its own reclaim. It is for
- * tests, and to give memory back at once. The kernel may leave a page that is in use elsewhere.
- * tenure_mnovolatile_map reports what is gone.
+ * Offers the marked part of the range, and makes the kernel discard it by its own reclaim. It is
+ * for tests, and to give memory back at once. The kernel may leave a page that is in use
+ * elsewhere. tenure_mnovolatile_map reports the purged extents.
  *
  * Errors: as tenure_offer_now.
  */
 int tenure_purge_now(void *addr, size_t len);
 
 /**
- * Makes the range non-volatile and forgets what tenure knows of it, so that the program may unmap
- * it or use it for something else. The next tenure_mvolatile checks it anew.
+ * Makes the range non-volatile and forgets its state in tenure, so that the program may unmap it
+ * or use it for something else. The next tenure_mvolatile checks it anew.
  *
  * Errors: as tenure_mnovolatile.
  */
@@ -1323,7 +1329,7 @@ int tenure_on_purged_access(tenure_purged_access_fn handler);
 TENURE_MUST_USE struct tenure_volatile *tenure_volatile_new(size_t len);
 
 /**
- * Does what tenure_volatile_new does, with options. NULL stands for the defaults.
+ * As tenure_volatile_new, with options. NULL stands for the defaults.
  *
  * Errors (NULL): as tenure_volatile_new; EINVAL also for a wrong size, priority or refill_scope.
  * E2BIG: something is set that this version does not know. After an error arg stays the caller's.
@@ -1339,13 +1345,13 @@ struct tenure_volatile *tenure_volatile_new_with(size_t len,
 void tenure_volatile_free(struct tenure_volatile *v);
 
 /**
- * Pins the buffer: its bytes stay. Returns 0 if everything is as it was last written, and 1 if
- * something is gone and reads as zeros. `*bytes` is then their address, which is always the same;
- * `bytes` may be NULL. A refill callback makes again what is gone, and the call returns 0.
+ * Pins the buffer: its bytes stay. Returns 0 if every byte is the last one written, and 1 if some
+ * bytes are gone and read as zeros. `*bytes` is then their address, which is always the same;
+ * `bytes` may be NULL. A refill callback makes lost bytes again, and the call returns 0.
  *
  * Pins are counted: each needs its tenure_volatile_unpin, on any thread, and the buffer is
- * volatile again after the last. Once something was lost every pin returns 1, nested pins too,
- * until the program calls tenure_volatile_restored.
+ * volatile again after the last. After a loss every pin returns 1, nested pins too, until the
+ * program calls tenure_volatile_restored.
  *
  * The bytes may be written while they are pinned. Threads that have them pinned at once must agree
  * among themselves.
@@ -1361,16 +1367,16 @@ void tenure_volatile_free(struct tenure_volatile *v);
 TENURE_MUST_USE int tenure_volatile_pin(struct tenure_volatile *v, void **bytes);
 
 /**
- * Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
+ * Removes a pin: call it exactly once for each tenure_volatile_pin that did not fail.
  *
  * Errors: EINVAL: NULL, or it is not pinned.
  */
 int tenure_volatile_unpin(struct tenure_volatile *v);
 
 /**
- * Reports what was lost and not restored: it calls `gone` (which may be NULL) for each extent,
- * with its offset in the buffer, in order. Returns 0 if nothing is lost, and 1 otherwise. Call it
- * while the buffer is pinned: the result holds as long as the pin.
+ * Reports the bytes that are lost and not restored: it calls `gone` (which may be NULL) for each
+ * extent, with its offset in the buffer, in order. Returns 0 if nothing is lost, and 1 otherwise.
+ * Call it while the buffer is pinned: the result holds as long as the pin.
  *
  * Errors: as tenure_volatile_pin.
  */
@@ -1406,23 +1412,23 @@ size_t tenure_volatile_len(const struct tenure_volatile *v);
 void *tenure_volatile_address(const struct tenure_volatile *v);
 
 /**
- * Tells the kernel now that it may take the bytes, without the usual wait.
+ * Offers the bytes to the kernel now, without the usual wait.
  *
  * Errors: EINVAL: NULL, or pinned. Others as tenure_offer_now.
  */
 int tenure_volatile_offer_now(struct tenure_volatile *v);
 
 /**
- * Does what tenure_volatile_offer_now does, and has the kernel discard the bytes by its own
- * reclaim. `*gone` (`gone` may be NULL) is then the number of bytes that are gone.
+ * As tenure_volatile_offer_now, and makes the kernel discard the bytes by its own reclaim. `*gone`
+ * (`gone` may be NULL) is then the number of bytes that are gone.
  *
  * Errors: as tenure_volatile_offer_now.
  */
 int tenure_volatile_purge_now(struct tenure_volatile *v, size_t *gone);
 
 /**
- * Makes a cache. It takes no memory before the first value is put in. `opts` may be NULL. Free it
- * with tenure_cache_free.
+ * Makes a cache. It takes no memory before the first insert. `opts` may be NULL. Free it with
+ * tenure_cache_free.
  *
  * Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
  * know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
@@ -1431,8 +1437,9 @@ TENURE_MUST_USE
 struct tenure_cache *tenure_cache_new(const struct tenure_cache_opts *opts);
 
 /**
- * Frees a cache. NULL does nothing. No other call on the cache may be under way. Values that a get
- * has returned stay valid until they are released, and the memory goes with the last of them.
+ * Frees a cache. NULL does nothing. No other thread may be in a call on the cache. Values that a
+ * get has returned stay valid until the program releases them, and the memory goes with the last
+ * of them.
  */
 void tenure_cache_free(struct tenure_cache *c);
 
@@ -1440,8 +1447,8 @@ void tenure_cache_free(struct tenure_cache *c);
  * Puts a copy of the value under a copy of the key, in the place of the value before. Both may be of
  * length 0, and then NULL.
  *
- * Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
- * ceiling has room for it, whatever is evicted. The key has no value then.
+ * Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: the kernel or the ceiling
+ * has no room for it, even after evictions. The key has no value then.
  */
 int tenure_cache_insert(struct tenure_cache *c,
                         const void *key,
@@ -1450,8 +1457,8 @@ int tenure_cache_insert(struct tenure_cache *c,
                         size_t value_len);
 
 /**
- * Does what tenure_cache_insert does, for a value with a time to live of its own: `ttl_ms` milliseconds, shorter
- * or longer than the cache's. 0: the cache's.
+ * As tenure_cache_insert, for a value with a time to live of its own: `ttl_ms` milliseconds,
+ * shorter or longer than the cache's. 0: the cache's.
  *
  * Errors: as tenure_cache_insert.
  */
@@ -1484,17 +1491,17 @@ struct tenure_value *tenure_cache_get(struct tenure_cache *c,
                                       size_t *len);
 
 /**
- * Does what tenure_cache_get does, and has a missing value made: it calls `make` with `arg` on the
- * calling thread, once however many threads ask for the key meanwhile. They wait. If the cache has
- * no room for the value, the call returns it all the same (see tenure_value_is_cached). If `make`
- * fails, a thread that waited calls its own.
+ * As tenure_cache_get, and makes a missing value: it calls `make` with `arg` on the calling
+ * thread, once, even if many threads ask for the key meanwhile. They wait. If the cache has no
+ * room for the value, the call returns the value all the same (see tenure_value_is_cached). If
+ * `make` fails, a thread that waited calls its own.
  *
- * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
- * EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
- * thread, for another value or for a buffer's refill.
+ * Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4
+ * GiB. EIO: `make` failed. EDEADLK: this thread makes the value already, or its maker waits for
+ * this thread, for another value or for a buffer's refill.
  *
  * An insert, a removal or a clear of the key that comes while `make` runs wins: the call returns
- * what `make` gave, and the cache does not keep it.
+ * the value of `make`, and the cache does not keep it.
  */
 TENURE_MUST_USE
 struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,
@@ -1507,10 +1514,10 @@ struct tenure_value *tenure_cache_get_or_insert(struct tenure_cache *c,
 
 /**
  * Returns room for the value that a make callback is making: `len` bytes, zeroed where they are
- * new. The callback may call it again, to grow or to shrink: what was written is kept, but may lie
- * elsewhere. Only for use inside the callback.
+ * new. The callback may call it again, to grow or to shrink: the written bytes stay, but may lie
+ * elsewhere. Call it only inside the callback.
  *
- * Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
+ * Errors (NULL): EINVAL: NULL. ENOMEM: no memory; the bytes from before stay.
  */
 TENURE_MUST_USE void *tenure_made_resize(struct tenure_made *into, size_t len);
 
@@ -1521,17 +1528,16 @@ TENURE_MUST_USE void *tenure_made_resize(struct tenure_made *into, size_t len);
 int tenure_value_is_cached(const struct tenure_value *value);
 
 /**
- * Returns a second handle to a value, for another owner: another thread, or an answer that is still being sent.
- * No byte is copied. The bytes stay until both handles are released, each once, by whichever thread. (Both may be
- * the same pointer.)
+ * Returns a second handle to a value, for another owner: another thread, or a response that is
+ * still being sent. It copies no byte. The bytes stay until the program releases both handles,
+ * each once, on any thread. (Both may be the same pointer.)
  *
  * Errors (NULL): EINVAL: NULL.
  */
-TENURE_MUST_USE
-struct tenure_value *tenure_value_clone(const struct tenure_value *value);
+TENURE_MUST_USE struct tenure_value *tenure_value_clone(const struct tenure_value *value);
 
 /**
- * Returns where the bytes of a value are, and how many there are at `*len` (which may be NULL).
+ * Returns the address of a value's bytes, and writes their number to `*len` (which may be NULL).
  *
  * Errors (NULL): EINVAL: NULL.
  */
@@ -1559,8 +1565,7 @@ int tenure_cache_remove(struct tenure_cache *c, const void *key, size_t key_len)
 int tenure_cache_clear(struct tenure_cache *c);
 
 /**
- * Writes what the cache has done and what it holds to `*out`, which has `size` bytes, as
- * tenure_stats does.
+ * Writes the statistics of the cache to `*out`, which has `size` bytes, as tenure_stats does.
  *
  * Errors: EINVAL: NULL.
  */
@@ -1571,12 +1576,12 @@ int tenure_cache_stats(struct tenure_cache *c, struct tenure_cache_stats *out, s
  * that number, or 0 at the end. A callback that stops should return a positive number: -1 is a failure of
  * this call.
  *
- * Not atomic: what is put in or removed meanwhile is shown or not. Values that were purged, and those whose
- * time is over, are left out. To be shown is no use of a value. A value must not be kept beyond the callback:
- * copy it, or get it under its key.
+ * Not atomic: the call may show or miss a value that is inserted or removed meanwhile. It leaves
+ * out purged values, and values whose time is over. To show a value is no use of it. Do not keep a
+ * value beyond the callback: copy it, or get it under its key.
  *
- * Cost: about 0.2 us a value beside the callback, and a copy of each key. It takes all that is there back from
- * the kernel, as gets do.
+ * Cost: about 0.2 us a value beside the callback, and a copy of each key. It takes all segments
+ * back from the kernel, as gets do.
  *
  * Errors: EINVAL: NULL.
  */
@@ -1602,8 +1607,8 @@ int tenure_cache_each_key(struct tenure_cache *c,
  * Keeps the values for which `keep` returns another number than 0, and removes the others. `keep` may be called
  * a second time for a value that the cache moved meanwhile.
  *
- * Not atomic: a value that another thread puts in meanwhile is kept or shown to `keep`. Values that were purged,
- * and those whose time is over, are not shown, and their keys are gone afterwards.
+ * Not atomic: a value that another thread inserts meanwhile stays, or `keep` gets it. `keep` gets
+ * no purged values and no values whose time is over, and their keys are gone afterwards.
  *
  * Cost: as tenure_cache_each.
  *
@@ -1615,10 +1620,10 @@ int tenure_cache_retain(struct tenure_cache *c,
 
 /**
  * Makes shared volatile memory of `len` bytes, rounded up to whole chunks, for this process, its
- * children, and every process that is given the descriptor. `opts` may be NULL. It takes no memory
+ * children, and every process that gets the descriptor. `opts` may be NULL. It takes no memory
  * before the first chunk is made, but 128 bytes for each chunk. Free it with tenure_shared_free.
  *
- * Errors (NULL): EINVAL: a size is none. E2BIG: something is set that this version does not know.
+ * Errors (NULL): EINVAL: a wrong size. E2BIG: something is set that this version does not know.
  * EMFILE, ENFILE, ENOMEM: no descriptor, no address space. ENOENT: there is no /proc. EAGAIN: no
  * thread.
  */
@@ -1628,8 +1633,8 @@ struct tenure_shared *tenure_shared_new(size_t len,
 
 /**
  * Opens memory that another process has made, by its descriptor: inherited, or received. The
- * descriptor stays the caller's, who may close it afterwards. No process can crash this one by what
- * it writes to the memory's header.
+ * caller keeps the descriptor, and may close it afterwards. No process can crash this one by a
+ * write to the memory's header.
  *
  * Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
  * it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
@@ -1638,18 +1643,17 @@ struct tenure_shared *tenure_shared_new(size_t len,
 TENURE_MUST_USE struct tenure_shared *tenure_shared_open(int fd);
 
 /**
- * Does what tenure_shared_open does, to pin and read only: a chunk that is gone stays gone for this
- * process, and a write to the bytes ends it. The descriptor is open for writing all the same, because
- * a pin is written.
+ * As tenure_shared_open, to pin and read only: a chunk that is gone stays gone for this process,
+ * and a write to the bytes ends it. The descriptor is open for writing all the same, because a pin
+ * is written.
  *
  * Errors (NULL): as tenure_shared_open.
  */
-TENURE_MUST_USE
-struct tenure_shared *tenure_shared_open_read_only(int fd);
+TENURE_MUST_USE struct tenure_shared *tenure_shared_open_read_only(int fd);
 
 /**
- * Ends this process's use of the memory, with its pins. NULL does nothing. No other call on it may be
- * under way, and its addresses are invalid afterwards. Other processes keep the memory.
+ * Ends this process's use of the memory, with its pins. NULL does nothing. No other thread may be
+ * in a call on it, and its addresses are invalid afterwards. Other processes keep the memory.
  */
 void tenure_shared_free(struct tenure_shared *s);
 
@@ -1692,31 +1696,31 @@ size_t tenure_shared_chunks(const struct tenure_shared *s);
 size_t tenure_shared_chunk_size(const struct tenure_shared *s);
 
 /**
- * Returns the address of a chunk's first byte. It stays the same until tenure_shared_free; neighbouring
- * chunks lie side by side. A touch without a pin of what is gone raises SIGBUS where
- * tenure_shared_is_watched, or has it made (refill of struct tenure_shared_opts); elsewhere it reads
- * zeros.
+ * Returns the address of a chunk's first byte. It stays the same until tenure_shared_free;
+ * neighbouring chunks lie side by side. If tenure_shared_is_watched, a touch of a purged chunk
+ * without a pin raises SIGBUS, or makes the chunk (refill of struct tenure_shared_opts); otherwise
+ * it reads zeros.
  *
  * Errors (NULL): EINVAL: NULL; there is no such chunk.
  */
-void *tenure_shared_addr(const struct tenure_shared *s,
-                         size_t chunk);
+void *tenure_shared_addr(const struct tenure_shared *s, size_t chunk);
 
 /**
- * Returns 1 if a touch without a pin of what is gone raises SIGBUS in this process (userfaultfd), and
- * 0 if it reads zeros.
+ * Returns 1 if a touch of a purged chunk without a pin raises SIGBUS in this process
+ * (userfaultfd), and 0 if it reads zeros.
  *
  * Errors (-1): EINVAL: NULL.
  */
 int tenure_shared_is_watched(const struct tenure_shared *s);
 
 /**
- * Pins `count` chunks from `first` on, and tells in the same step what became of each. Of all threads
- * and processes that pin a purged chunk exactly one is told.
+ * Pins `count` chunks from `first` on, and reports in the same step the state of each. If many
+ * threads and processes pin a purged chunk, exactly one of them gets it to make.
  *
  * Returns 0 if all are intact; 1 if the caller makes at least one of them; 2 if it makes none, and
- * others are making some (tenure_shared_wait). `states` has room for `count` values and is given each
- * chunk's state, TENURE_SHARED_INTACT to TENURE_SHARED_BEING_MADE; NULL is allowed for one chunk.
+ * others are making some (tenure_shared_wait). `states` has room for `count` values, and the call
+ * writes each chunk's state there, TENURE_SHARED_INTACT to TENURE_SHARED_BEING_MADE; NULL is
+ * allowed for one chunk.
  *
  * A chunk that the caller makes has its memory, all zeros. The caller writes its bytes, and then calls
  * tenure_shared_finish, or tenure_shared_abandon if it cannot make them. It does so before it waits
@@ -1728,13 +1732,14 @@ int tenure_shared_is_watched(const struct tenure_shared *s);
  *
  * Cost: no system call for chunks that are intact, about 30 ns each.
  *
- * With a refill callback no chunk is the caller's to make: it is intact, being made, or the call fails.
+ * With a refill callback the caller makes no chunk: a chunk is intact or being made, or the call
+ * fails.
  *
- * Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open to
- * read only, or made by refill callbacks, of which this process has none. EIO: the refill callback
- * failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk. EUSERS: this process has a chunk pinned 32,767 times.
- * EPROTO: another process has overwritten the header. None is pinned then, and what the call was told
- * is told again.
+ * Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open
+ * to read only, or made by refill callbacks, of which this process has none. EIO: the refill
+ * callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
+ * EUSERS: this process has a chunk pinned 32,767 times. EPROTO: another process has overwritten
+ * the header. None is pinned then, and the next call gets the same reports.
  */
 TENURE_MUST_USE
 int tenure_shared_pin(struct tenure_shared *s,
@@ -1743,8 +1748,8 @@ int tenure_shared_pin(struct tenure_shared *s,
                       unsigned char *states);
 
 /**
- * Takes back a pin of each of `count` chunks from `first` on. The program does not touch the bytes
- * through it any more.
+ * Takes back a pin of each of `count` chunks from `first` on. The program must no longer touch the
+ * bytes through it.
  *
  * Errors: EINVAL: NULL; there are no such chunks; this process does not have one of them pinned (the
  * others are unpinned all the same).
@@ -1754,24 +1759,23 @@ int tenure_shared_unpin(struct tenure_shared *s,
                         size_t count);
 
 /**
- * Pins a chunk if it is intact. Returns 0, or 1 if it is gone or being made: then it is not pinned,
- * and nobody was told.
+ * Pins a chunk if it is intact. Returns 0, or 1 if it is gone or being made: then it is not
+ * pinned, and its report stays for the next pin.
  *
  * Errors: as tenure_shared_pin, but for ENOMEM and EACCES.
  */
 TENURE_MUST_USE int tenure_shared_read(struct tenure_shared *s, size_t chunk);
 
 /**
- * Says that a chunk that the caller makes is made: from now on others find its bytes. Wakes those who
- * wait for it. The pin stays.
+ * Declares a chunk that the caller makes complete: from now on others find its bytes. It wakes the
+ * threads that wait for the chunk. The pin stays.
  *
  * Errors: EINVAL: NULL; there is no such chunk; this process does not make it.
  */
-int tenure_shared_finish(struct tenure_shared *s,
-                         size_t chunk);
+int tenure_shared_finish(struct tenure_shared *s, size_t chunk);
 
 /**
- * Gives up the making of a chunk. Its bytes are gone, and the next pin is told
+ * Gives up the making of a chunk. Its bytes are gone, and the next pin gets it to make
  * (TENURE_SHARED_HALF_MADE). The caller's pin stays until it unpins the chunk.
  *
  * Errors: as tenure_shared_finish.
@@ -1779,10 +1783,10 @@ int tenure_shared_finish(struct tenure_shared *s,
 int tenure_shared_abandon(struct tenure_shared *s, size_t chunk);
 
 /**
- * Waits until a chunk that the caller has pinned and another makes is made, at most `timeout_ms`
- * milliseconds. Less than 0: for as long as it takes. Returns 0 if it is intact, and 1 if its maker
- * has died or given up: then the caller makes it. The caller has its one pin afterwards as before,
- * after an error, too.
+ * Waits until another thread or process has made a chunk that the caller has pinned, at most
+ * `timeout_ms` milliseconds. Less than 0: without a limit. Returns 0 if it is intact, and 1 if its
+ * maker has died or given up: then the caller makes it. The caller keeps its one pin, after an
+ * error, too.
  *
  * Errors: ETIMEDOUT. Those of tenure_shared_pin. If the waiting thread is itself the maker, a wait
  * without an end never ends.
@@ -1790,15 +1794,14 @@ int tenure_shared_abandon(struct tenure_shared *s, size_t chunk);
 TENURE_MUST_USE int tenure_shared_wait(struct tenure_shared *s, size_t chunk, int timeout_ms);
 
 /**
- * Pins an intact chunk to change it in place, if nobody else has it pinned. Until
- * tenure_shared_finish others find the chunk being made; after tenure_shared_abandon it is gone.
+ * Pins an intact chunk to change it in place, if it has no other pin. Until tenure_shared_finish
+ * others find the chunk being made; after tenure_shared_abandon it is gone.
  *
- * Errors: EINVAL: NULL; there is no such chunk. EBUSY: somebody has it pinned, or it is not intact.
- * EACCES: open to read only. EOPNOTSUPP: a refill callback makes it. Others as tenure_shared_pin. The chunk is not pinned then.
+ * Errors: EINVAL: NULL; there is no such chunk. EBUSY: it has another pin, or it is not intact.
+ * EACCES: open to read only. EOPNOTSUPP: a refill callback makes it. Others as tenure_shared_pin.
+ * The chunk is not pinned then.
  */
-TENURE_MUST_USE
-int tenure_shared_remake(struct tenure_shared *s,
-                         size_t chunk);
+TENURE_MUST_USE int tenure_shared_remake(struct tenure_shared *s, size_t chunk);
 
 /**
  * Sets when a chunk is purged, compared with the others: from 0 (first) to 7 (last). It holds for all
@@ -1818,8 +1821,8 @@ int tenure_shared_set_priority(struct tenure_shared *s,
 int tenure_shared_priority(const struct tenure_shared *s, size_t chunk);
 
 /**
- * Purges those of `count` chunks from `first` on that nobody has pinned, as happens when memory is
- * short. Returns how many.
+ * Purges those of `count` chunks from `first` on that have no pin, as the worker does when memory
+ * is short. Returns their number.
  *
  * Errors (-1): EINVAL: NULL; there are no such chunks. EUSERS: as tenure_shared_pin.
  */
@@ -1839,8 +1842,8 @@ int tenure_shared_set_refill(struct tenure_shared *s,
                              tenure_free_fn free_arg);
 
 /**
- * Writes what the memory holds and what happened to it to `*out`, which has `size` bytes, as
- * tenure_stats does. Takes away first what dead processes left.
+ * Writes the statistics of the memory to `*out`, which has `size` bytes, as tenure_stats does. It
+ * first removes the pins of dead processes.
  *
  * Cost: a look at each chunk (about 20 ns), and three system calls for each process that has it open.
  *
@@ -1851,9 +1854,10 @@ int tenure_shared_stats(struct tenure_shared *s,
                         size_t size);
 
 /**
- * Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the program
- * maps itself and closes. The name is for /proc/self/maps, and may be NULL. tenure_ashmem.h has this
- * and the next calls under their old names, and says where they differ from ashmem's.
+ * Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the
+ * program maps itself and closes. The name is for /proc/self/maps, and may be NULL.
+ * tenure_ashmem.h has this and the next calls under their old names, and lists the differences
+ * from ashmem's.
  *
  * Errors (-1): EINVAL: the size is 0 or too large. EMFILE, ENFILE, ENOMEM: no descriptor, no address
  * space. ENOENT: there is no /proc. EAGAIN: no thread.
@@ -1875,29 +1879,25 @@ int tenure_ashmem_valid(int fd);
 int tenure_ashmem_get_size_region(int fd);
 
 /**
- * Sets how the descriptor may be mapped from now on: PROT_READ alone takes the right to write away, and
- * nothing gives it back.
+ * Sets how the descriptor may be mapped from now on: PROT_READ alone takes the right to write
+ * away, and no call gives it back.
  *
  * Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: `prot` has no PROT_READ, or has
  * PROT_WRITE after that was taken away. Those of opening a file.
  */
-int tenure_ashmem_set_prot_region(int fd,
-                                  int prot);
+int tenure_ashmem_set_prot_region(int fd, int prot);
 
 /**
- * Pins pages of a region, for all processes: they stay until the next unpin. Pins are not counted. A
- * `len` of 0 means all pages from `offset` on. Returns 0 if all are as they were, and 1 if some were
- * purged since they were pinned last: those read zeros now, and no other call is told.
+ * Pins pages of a region, for all processes: they stay until the next unpin. Pins are not counted.
+ * A `len` of 0 means all pages from `offset` on. Returns 0 if all are as they were, and 1 if some
+ * were purged since they were pinned last: those read zeros now, and no other call reports them.
  *
- * Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: no whole pages, or past the end.
- * EUSERS: 24 other processes use the region's pins. EPROTO: another process has overwritten the
- * header. Those of opening and mapping a file, at the process's first call for a region. What the call
- * found is told to the next.
+ * Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: no whole pages, or past the
+ * end. EUSERS: 24 other processes use the region's pins. EPROTO: another process has overwritten
+ * the header. Those of opening and mapping a file, at the process's first call for a region. The
+ * next call reports the purges that this call found.
  */
-TENURE_MUST_USE
-int tenure_ashmem_pin_region(int fd,
-                             size_t offset,
-                             size_t len);
+TENURE_MUST_USE int tenure_ashmem_pin_region(int fd, size_t offset, size_t len);
 
 /**
  * Unpins pages of a region, for all processes: they may be purged when memory is short. A `len` of 0
@@ -1910,7 +1910,8 @@ int tenure_ashmem_unpin_region(int fd,
                                size_t len);
 
 /**
- * Purges the unpinned pages of a region, as happens when memory is short. Returns how many.
+ * Purges the unpinned pages of a region, as the processes do when memory is short. Returns their
+ * number.
  *
  * Errors (-1): as tenure_ashmem_pin_region.
  */
@@ -1930,7 +1931,7 @@ ptrdiff_t tenure_ashmem_purge_now(int fd);
  * Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is volatile;
  * MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings. With TENURE_MLOCK_LOCKED also
  * a page past the end of its file, a guard page, a page without access, a full tmpfs:
- * tenure_last_error() says which page, and what to do. EPERM: the limit is 0. EAGAIN: no memory to
+ * tenure_last_error() names the page, and a remedy. EPERM: the limit is 0. EAGAIN: no memory to
  * make all of it resident.
  */
 int tenure_mlock2(const void *addr, size_t len, unsigned int flags);
@@ -1944,7 +1945,7 @@ int tenure_mlock2(const void *addr, size_t len, unsigned int flags);
  * for each resident page of the process).
  *
  * Errors: EINVAL: empty or wrapping; no kind, or an unknown kind. ENOMEM: part of it is not
- * mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed then.
+ * mapped; too many mappings; the limit is now below the locked bytes. Nothing is changed then.
  */
 int tenure_munlock2(const void *addr, size_t len, unsigned int flags);
 
@@ -1952,39 +1953,35 @@ int tenure_munlock2(const void *addr, size_t len, unsigned int flags);
  * Locks everything that is mapped (MCL_CURRENT), everything that will be mapped (MCL_FUTURE), or
  * both. With MCL_ONFAULT each page is locked from its first touch on. A call without MCL_FUTURE
  * ends an earlier future lock. The flags are those of <sys/mman.h>. Unlike the kernel's call it
- * does not weaken what is locked in full.
+ * does not weaken a full lock.
  *
- * Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
- * volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
- * EPERM: the limit is 0. Nothing is changed then.
+ * Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is volatile (with
+ * MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Nothing is
+ * changed then.
  */
 int tenure_mlockall(int flags);
 
 /**
- * Clears what tenure_mlockall set. MCL_CURRENT: full locks of what is mapped. MCL_ONFAULT: locks
- * on fault of what is mapped, and future ones. MCL_FUTURE: the locking of mappings to come. Pages
- * that stay locked are not unlocked for an instant.
+ * Clears the locks of tenure_mlockall. MCL_CURRENT: full locks of present mappings. MCL_ONFAULT:
+ * locks on fault of present mappings, and future ones. MCL_FUTURE: the lock of future mappings.
+ * Pages that stay locked are not unlocked for an instant.
  *
- * Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
- * locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
+ * Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock ends while something stays
+ * locked, and the mappings are larger than the limit. Nothing is changed then.
  */
 int tenure_munlockall2(int flags);
 
 /**
- * Does what mmap(2) does. With TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on
- * fault from the start: no page that is ever touched is paged out, and no page is resident yet.
- * With MAP_FIXED as well, the old mapping is replaced only when the new one is locked. Returns
- * MAP_FAILED (not NULL) on failure.
+ * As mmap(2). With TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on fault from the
+ * start: no page that is ever touched is paged out, and no page is resident yet. With MAP_FIXED as
+ * well, the old mapping is replaced only when the new one is locked. Returns MAP_FAILED (not NULL)
+ * on failure.
  *
- * Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
- * EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
+ * Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit
+ * is 0; EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. The call maps nothing then, and keeps the
+ * old mapping.
  */
-void *tenure_mmap(void *addr,
-                  size_t len,
-                  int prot,
-                  int flags,
-                  int fd,
-                  int64_t off);
+void *tenure_mmap(void *addr, size_t len, int prot, int flags, int fd, int64_t off);
 
 /**
  * Makes the pages that `[addr, addr + len)` touches resident, for reading or for writing (`how`),
@@ -1992,16 +1989,16 @@ void *tenure_mmap(void *addr,
  * pages do not change. `opts` may be NULL, and so may `result`. The result is written also on
  * failure: everything before result->first_missing is populated.
  *
- * Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure has the kernel
- * touch each page, with the same results. The call never raises a signal.
+ * Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure makes the
+ * kernel touch each page, with the same results. The call never raises a signal.
  *
  * Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
  * secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
  * mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
  * page that userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full.
  * EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
- * asked for it. EBADF: fd is not open. E2BIG: opts has more than tenure knows, or a wrong size.
- * EAGAIN: no thread could be started beside the callback.
+ * cancelled it. EBADF: fd is not open. E2BIG: opts has a field that tenure does not know, or a
+ * wrong size. EAGAIN: no thread could be started beside the callback.
  *
  * Cost: up to 4 MiB one system call. Beyond that a microsecond for each piece of a few
  * milliseconds, beside the kernel's own work.
@@ -2050,9 +2047,9 @@ int tenure_populate_cancel(const struct tenure_populating *p);
 int tenure_populate_wait(const struct tenure_populating *p, int timeout_ms);
 
 /**
- * Waits until the populate is over, frees the handle, and returns what tenure_populate would have.
- * `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The handle is freed
- * unless the call fails with EINVAL.
+ * Waits until the populate is over, frees the handle, and returns the result that tenure_populate
+ * would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The
+ * handle is freed unless the call fails with EINVAL.
  *
  * Errors: as tenure_populate. ECANCELED also: in a child made by fork.
  */
@@ -2069,7 +2066,7 @@ int tenure_populate_detach(struct tenure_populating *p);
  * Gives the pages of `[addr, addr + len)` back. The range stays mapped. Anonymous memory then
  * reads as zeros, locked or not. A private mapping of a file, memfd or hugetlbfs reads as the file
  * does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
- * them. A shared mapping of a file on disk is refused, because the file would lose its data.
+ * them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
  *
  * The call discards all of it or nothing.
  *
@@ -2081,25 +2078,24 @@ int tenure_discard(void *addr, size_t len);
 
 /**
  * Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, until tenure_unlock.
- * Locks count: where two overlap and one is given back, the pages of the other stay locked.
- * tenure_unlock also leaves what tenure_mlock2 or tenure_mlockall has locked. Returns NULL on
- * failure.
+ * Locks count: where two overlap and one ends, the pages of the other stay locked. tenure_unlock
+ * also leaves the locks of tenure_mlock2 and tenure_mlockall. Returns NULL on failure.
  *
  * Errors: as tenure_mlock2. Nothing is locked then.
  */
 struct tenure_held *tenure_lock(const void *addr, size_t len, unsigned int flags);
 
 /**
- * Gives a lock back and frees the handle. NULL does nothing. The call may come before or after the
- * memory is unmapped. In a forked child it unlocks nothing, because a child inherits no locks.
+ * Ends a lock and frees the handle. NULL does nothing. The call may come before or after the unmap
+ * of the memory. In a forked child it unlocks nothing, because a child inherits no locks.
  */
 void tenure_unlock(struct tenure_held *l);
 
 /**
- * Writes how [addr, addr + len) is locked in fact, as the kernel reports it, mapping by mapping in
- * order of address: at most `room` parts of `part_size` bytes each (sizeof(struct
- * tenure_lock_part)). Where two parts do not touch, nothing is mapped between. Returns how many
- * parts there are, which may be more than `room`. `parts` may be NULL with a `room` of 0.
+ * Writes the locks of [addr, addr + len), as the kernel reports them, mapping by mapping in order
+ * of address: at most `room` parts of `part_size` bytes each (sizeof(struct tenure_lock_part)).
+ * Between two parts that do not touch nothing is mapped. Returns the number of parts, which may be
+ * more than `room`. `parts` may be NULL with a `room` of 0.
  *
  * Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
  *
@@ -2114,8 +2110,8 @@ int tenure_lock_receipt(const void *addr,
 
 /**
  * Returns 0 if `bytes` more could be locked, and 1 if not, without locking anything. After 1
- * tenure_last_error() says what is missing, and what to write for a shell, systemd, Docker and
- * Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
+ * tenure_last_error() names the missing limit, and the lines that raise it for a shell, systemd,
+ * Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
  *
  * Errors: EINVAL, E2BIG: the size is not that of the structure. Others: /proc is not mounted.
  */
@@ -2147,7 +2143,7 @@ int tenure_gradual_progress(const struct tenure_gradual *g,
  * Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
  * is over. A second call returns the same result.
  *
- * Errors: as tenure_populate, for what could not be made resident. The lock stays.
+ * Errors: as tenure_populate, if a page could not be made resident. The lock stays.
  */
 int tenure_gradual_wait(const struct tenure_gradual *g,
                         int timeout_ms,
@@ -2159,11 +2155,10 @@ int tenure_gradual_wait(const struct tenure_gradual *g,
 void tenure_gradual_end(struct tenure_gradual *g);
 
 /**
- * Keeps the pages of [addr, addr + len) locked that were used last, `budget` bytes at most. The
- * kernel may page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A
- * page that was touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for
- * each window of which something is resident (a 16th to a quarter of the budget, 2 MiB or a
- * thousandth of large ones).
+ * Keeps the last used pages of [addr, addr + len) locked, `budget` bytes at most. The kernel may
+ * page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A page that was
+ * touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for each window that
+ * has a resident page (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
  *
  * Until tenure_within_end the range must stay mapped as it is. tenure takes pages of shared
  * mappings out of the page table, to see whether they are used again: if private memory were
@@ -2178,7 +2173,8 @@ struct tenure_within *tenure_lock_within(const void *addr,
                                          size_t budget);
 
 /**
- * Writes how much is locked now, and what was done so far, to `*out`, which has `size` bytes.
+ * Writes the bytes that are locked now, and the counters so far, to `*out`, which has `size`
+ * bytes.
  *
  * Errors: EINVAL: NULL.
  */
@@ -2192,12 +2188,12 @@ int tenure_within_status(const struct tenure_within *w,
 void tenure_within_end(struct tenure_within *w);
 
 /**
- * Returns a block of `size` bytes, page-aligned. Its contents are what its former user left, and a
- * page of it may change by itself until it is first written. The smallest block has 64 KiB; ask
+ * Returns a block of `size` bytes, page-aligned. Its contents are the former user's, and a page of
+ * it may change by itself until the program first writes it. The smallest block has 64 KiB; ask
  * malloc for less. Returns NULL on failure.
  *
  * The first call starts the worker, the thread that gives free blocks to the kernel. A program
- * whose malloc is built on this call calls tenure_pool_prepare at a safe moment before.
+ * whose malloc uses this call should call tenure_pool_prepare at a safe moment before.
  *
  * Cost: 50 to 100 ns for a block that is warm or offered.
  *
@@ -2223,8 +2219,8 @@ void *tenure_aligned_alloc(size_t align, size_t size);
 
 /**
  * Makes a block hold `size` bytes, as realloc does: at its place or at another, with its contents.
- * Large blocks move without being copied. With NULL for `p` it does what tenure_alloc does.
- * Returns NULL on failure, and the block is then as it was.
+ * Large blocks move without a copy. With NULL for `p` it acts as tenure_alloc. Returns NULL on
+ * failure, and the block is then unchanged.
  *
  * Errors: as tenure_alloc.
  */
@@ -2237,8 +2233,8 @@ void *tenure_realloc(void *p, size_t size);
 void tenure_free(void *p);
 
 /**
- * Returns how many bytes of the block the program may use, as malloc_usable_size does: what was
- * asked for, in whole pages. 0: NULL, or not a block that is in use.
+ * Returns how many bytes of the block the program may use, as malloc_usable_size does: the
+ * requested size, in whole pages. 0: NULL, or not a block that is in use.
  */
 size_t tenure_usable_size(const void *p);
 
@@ -2254,8 +2250,8 @@ int tenure_pool_owns(const void *p);
 int tenure_pool_trim(void);
 
 /**
- * Starts the worker for the pool. It is for programs that must not have a thread created in
- * tenure_alloc.
+ * Starts the worker for the pool. It is for programs in which tenure_alloc must not create a
+ * thread.
  *
  * Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
  */
@@ -2284,9 +2280,9 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
  * munmap the range may hold any mappings and holes, and the length is rounded up to pages.
  *
  * The first call of a process (or of a forked child) for a large range creates the background
- * thread, which allocates. Allocators call tenure_munmap_raw. Where no thread can be created the
- * range is unmapped in slices: the caller waits, and other threads do not. Memory that waits
- * counts as the process's: see tenure_munmap_drain.
+ * thread, which allocates. Allocators call tenure_munmap_raw. If it cannot create a thread, it
+ * unmaps the range in slices: the caller waits, and other threads do not. Memory that waits counts
+ * as the process's: see tenure_munmap_drain.
  *
  * Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
  * huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
@@ -2295,10 +2291,9 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
 int tenure_munmap(void *addr, size_t len);
 
 /**
- * Does what tenure_munmap does, for an allocator: it neither allocates nor creates a thread, and a
- * signal handler may call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was
- * called in the process it works in slices, which take the caller as long as munmap takes or
- * longer.
+ * As tenure_munmap, for an allocator: it neither allocates nor creates a thread, and a signal
+ * handler may call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was called
+ * in the process it works in slices, which take the caller as long as munmap takes or longer.
  *
  * Errors: as tenure_munmap. It leaves tenure_last_error() as it was, because a message would take
  * memory.
@@ -2315,8 +2310,8 @@ int tenure_munmap_raw(void *addr, size_t len);
 int tenure_munmap_prepare(void);
 
 /**
- * Waits until all memory that tenure_munmap has taken away is back, at most `timeout_ms`. Less
- * than 0: for as long as it takes. The caller helps. Returns 0 if it is back, and 1 if it is not.
+ * Waits until all memory that tenure_munmap has taken is back, at most `timeout_ms`. Less than 0:
+ * for as long as it takes. The caller helps. Returns 0 if it is back, and 1 if it is not.
  */
 int tenure_munmap_drain(int timeout_ms);
 
@@ -2358,7 +2353,7 @@ int tenure_survey(struct tenure_survey *out, size_t size);
 
 /**
  * Writes the settings for volatile memory in force to `*out`, which has `size` bytes. Its own size
- * field says how many of them count.
+ * field has the number of bytes that count.
  *
  * Errors: EINVAL: NULL, or no room for the size field.
  */
@@ -2374,12 +2369,11 @@ int tenure_settings(struct tenure_settings *out, size_t size);
 int tenure_configure(const struct tenure_settings *settings);
 
 /**
- * Ends tenure's background threads, does what tenure_munmap left to them, and waits until the
- * kernel no longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock,
- * and other calls that the kernel allows only to a process with one thread, or that take effect
- * for the calling thread alone. The next call that needs a thread starts it anew, with the rights
- * of its caller. Until then marked ranges stay marked. The two threads that refill touched pages
- * stay.
+ * Ends tenure's background threads, does their remaining teardowns, and waits until the kernel no
+ * longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock, and other
+ * calls that the kernel allows only to a process with one thread, or that take effect for the
+ * calling thread alone. The next call that needs a thread starts it anew, with the rights of its
+ * caller. Until then marked ranges stay marked. The two threads that refill touched pages stay.
  *
  * Returns 0 if they have ended, and 1 if they have not within a second (Linux before 5.9, or
  * close_range is refused).
@@ -2387,9 +2381,9 @@ int tenure_configure(const struct tenure_settings *settings);
 int tenure_end_background_threads(void);
 
 /**
- * Returns the reason of this thread's last failure in a sentence: which call, on which range, why,
- * and what to do about it. Never NULL; empty if no call of this thread has failed. Valid until the
- * thread's next call that fails, or its end.
+ * Returns this thread's last failure in a sentence: the call, the range, the cause and a remedy.
+ * Never NULL; empty if no call of this thread has failed. Valid until the thread's next call that
+ * fails, or its end.
  */
 const char *tenure_last_error(void);
 

@@ -6,31 +6,29 @@
  * As with ashmem: the descriptor is the program's, to map from offset 0 on, to pass to other processes
  * and to close. Every page is pinned at first. Pins are the region's, not the process's, and are not
  * counted: one unpin, by any process, lets pages go, and one pin, by any process, keeps them. Exactly one
- * pin is told ASHMEM_WAS_PURGED. Purged pages read as zeros in all mappings, before the pin, too; no
+ * pin returns ASHMEM_WAS_PURGED. Purged pages read as zeros in all mappings, before the pin, too; no
  * mapping raises a signal.
  *
- * Where it differs from ashmem:
+ * The differences from ashmem:
  *  - The region is a memfd, so it works on every Linux from 5.10 on, with /proc mounted. The file is
  *    longer than the region, by 64 bytes for each page and one page: a program must not write behind the
  *    region's last page. fstat(2) and lseek(2) show that length; ashmem_get_size_region the right one.
- *  - The processes purge, not the kernel: each that has called ashmem_create_region, ashmem_pin_region or
- *    ashmem_unpin_region for the region and has its descriptor open. While there is none, nothing is
- *    purged. They purge when less memory is left under their limits than a margin (docs/limits.md), so a
- *    neighbour that takes memory very fast can be faster.
- *  - Pages are purged one by one, those first that were unpinned first. ashmem purges a range as it was
- *    unpinned. So after ASHMEM_WAS_PURGED some pages of a range may have their bytes. The program must
- *    make all of them again, as with ashmem.
+ *  - The processes purge, not the kernel: each process that has called ashmem_create_region,
+ *    ashmem_pin_region or ashmem_unpin_region for the region and has its descriptor open. While there is no
+ *    such process, no page goes. They purge when less memory is left under their limits than a margin
+ *    (docs/limits.md), so a neighbour that takes memory very fast can be faster.
+ *  - They purge pages one by one, in the order of their unpins. ashmem purges a range as it was unpinned. So
+ *    after ASHMEM_WAS_PURGED some pages of a range may have their bytes. The program must make all of them
+ *    again, as with ashmem.
  *  - At most 24 processes may pin and unpin one region (EUSERS), children made by fork included. Any
  *    number may map it.
  *  - A pin or unpin needs no mapping. Offsets and sizes may be larger than 4 GiB. A size of 0 is EINVAL
  *    when the region is made, not when it is mapped. A name is cut to 249 bytes.
- *  - ashmem_set_prot_region changes the descriptor that it is given, and those that are copied from it
- *    afterwards. ashmem changes the region. mmap(2) then refuses to write with EACCES; ashmem with EPERM.
- *    PROT_READ cannot be taken away (EINVAL). It is no wall against a hostile process: one that may open
- *    the file through /proc can write. Nor is the region's header: a process that overwrites it can have
- *    pages purged that are pinned.
- *  - A process that forks, and whose child is killed in the midst of a pin, loses no report: the next pin
- *    is told.
+ *  - ashmem_set_prot_region changes its descriptor, and later copies of it. ashmem changes the region. mmap(2)
+ *    then refuses to write with EACCES; ashmem with EPERM. No call takes PROT_READ away (EINVAL). It is no wall
+ *    against a hostile process: a process that may open the file through /proc can write. The region's header
+ *    is no wall either: a process that overwrites it can cause a purge of pinned pages.
+ *  - A process that forks, and whose child is killed during a pin, loses no report: the next pin returns it.
  *  - There is no device, so no ioctl: ASHMEM_GET_PIN_STATUS, ASHMEM_PURGE_ALL_CACHES and ASHMEM_GET_NAME
  *    have no call. tenure_ashmem_purge_now purges one region.
  *  - A write(2) or a read(2) of the descriptor works. */
@@ -92,7 +90,7 @@ static inline int ashmem_unpin_region(int fd, size_t offset, size_t len)
     return tenure_ashmem_unpin_region(fd, offset, len);
 }
 
-/* The size that the region was made for, or -1 with errno set. */
+/* The requested size of the region, or -1 with errno set. */
 static inline int ashmem_get_size_region(int fd)
 {
     return tenure_ashmem_get_size_region(fd);

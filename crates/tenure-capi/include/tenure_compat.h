@@ -1,11 +1,11 @@
-/* The names under which these calls were once proposed to Linux, on top of tenure: a program that was
- * written for them compiles unchanged with
+/* The names of the kernel proposals for these calls, on top of tenure. A program that was written for the
+ * proposals compiles unchanged with
  *     cc -include tenure_compat.h program.c -ltenure
- * once its own system-call wrappers of these names are gone.
+ * without its own system-call wrappers of these names.
  *
  * In C it includes nothing of the C library, so that it may stand before the program's feature-test
- * macros (_GNU_SOURCE and the like) without taking away what they choose. In C++, where the compiler
- * has made that choice, it includes <sys/mman.h>. It may come before <sys/mman.h> or after. */
+ * macros (_GNU_SOURCE and the like) without a change to their effect. In C++, where the compiler has chosen
+ * already, it includes <sys/mman.h>. It may come before <sys/mman.h> or after. */
 
 #ifndef TENURE_COMPAT_H
 #define TENURE_COMPAT_H
@@ -27,20 +27,20 @@ int tenure_munlock2(const void *addr, size_t len, unsigned int flags);
 int tenure_mlockall(int flags);
 int tenure_munlockall2(int flags);
 
-/* From now on the range may be discarded: 0, or -1 with errno set. */
+/* The kernel may discard the range from now on. Returns 0, or -1 with errno set. */
 static inline int mvolatile(void *addr, size_t len)
 {
     return tenure_mvolatile(addr, len);
 }
 
-/* The range is needed again: 0 if all of it is still there, 1 if not, -1 with errno set. */
+/* The program needs the range again. Returns 0 if all of it is still there, 1 if not, -1 with errno set. */
 static inline int mnovolatile(void *addr, size_t len)
 {
     return tenure_mnovolatile(addr, len);
 }
 
-/* The kinds of lock: the flags of mlock2 (exactly one) and munlock2. Linux came to have a mlock2 with
- * other flags (0 and 1); its MLOCK_ONFAULT is replaced. */
+/* The kinds of lock: the flags of mlock2 (exactly one) and munlock2. Linux later got a mlock2 with other
+ * flags (0 and 1). This replaces its MLOCK_ONFAULT. */
 #define MLOCK_LOCKED 1
 #undef MLOCK_ONFAULT
 #define MLOCK_ONFAULT 2
@@ -48,8 +48,8 @@ static inline int mnovolatile(void *addr, size_t len)
 /* For mmap: locked on fault from the start. */
 #define MAP_LOCKONFAULT 0x01000000
 
-/* The C library declares some of these names for the kernel's calls. Where its header comes later,
- * the macros below turn its declarations into ones of the functions here. */
+/* The C library declares some of these names for the kernel's calls. If its header comes later, the macros
+ * below turn its declarations into declarations of the functions here. */
 static inline int tenure_compat_mlock2(const void *addr, size_t len, unsigned int flags)
 {
     return tenure_mlock2(addr, len, flags);
@@ -67,13 +67,13 @@ static inline void *tenure_compat_mmap(void *addr, size_t len, int prot, int fla
     return tenure_mmap(addr, len, prot, flags, fd, off);
 }
 
-/* Clears the kinds named, and no others: 0, or -1 with errno set. */
+/* Clears the kinds in the flags, and no others. Returns 0, or -1 with errno set. */
 static inline int munlock2(const void *addr, size_t len, unsigned int flags)
 {
     return tenure_munlock2(addr, len, flags);
 }
 
-/* Clears what mlockall set, by its own flags: 0, or -1 with errno set. */
+/* Clears the locks of mlockall, by its own flags. Returns 0, or -1 with errno set. */
 static inline int munlockall2(int flags)
 {
     return tenure_munlockall2(flags);

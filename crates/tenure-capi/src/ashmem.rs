@@ -9,9 +9,10 @@ use std::ffi::CStr;
 use std::os::fd::IntoRawFd;
 use tenure_core::shared::ashmem;
 
-/// Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the program
-/// maps itself and closes. The name is for /proc/self/maps, and may be NULL. tenure_ashmem.h has this
-/// and the next calls under their old names, and says where they differ from ashmem's.
+/// Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the
+/// program maps itself and closes. The name is for /proc/self/maps, and may be NULL.
+/// tenure_ashmem.h has this and the next calls under their old names, and lists the differences
+/// from ashmem's.
 ///
 /// Errors (-1): EINVAL: the size is 0 or too large. EMFILE, ENFILE, ENOMEM: no descriptor, no address
 /// space. ENOENT: there is no /proc. EAGAIN: no thread.
@@ -46,14 +47,13 @@ pub extern "C" fn tenure_ashmem_get_size_region(fd: c_int) -> c_int {
     status("tenure_ashmem_get_size_region", || {
         // SAFETY: the C caller keeps the descriptor open during the call.
         let size = ashmem::size(unsafe { descriptor(fd)? })?;
-        c_int::try_from(size).map_err(|_| {
-            Failure::new(libc::EOVERFLOW, format!("{size} bytes are more than an int can say"))
-        })
+        c_int::try_from(size)
+            .map_err(|_| Failure::new(libc::EOVERFLOW, format!("{size} bytes do not fit an int")))
     })
 }
 
-/// Sets how the descriptor may be mapped from now on: PROT_READ alone takes the right to write away, and
-/// nothing gives it back.
+/// Sets how the descriptor may be mapped from now on: PROT_READ alone takes the right to write
+/// away, and no call gives it back.
 ///
 /// Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: `prot` has no PROT_READ, or has
 /// PROT_WRITE after that was taken away. Those of opening a file.
@@ -64,7 +64,9 @@ pub extern "C" fn tenure_ashmem_set_prot_region(fd: c_int, prot: c_int) -> c_int
         let fd = unsafe { descriptor(fd)? };
         let is_writable = ashmem::is_writable(fd)?;
         if prot & libc::PROT_READ == 0 {
-            return Err(Failure::invalid("reading cannot be taken away; pass PROT_READ, too"));
+            return Err(Failure::invalid(
+                "the right to read cannot be taken away; pass PROT_READ, too",
+            ));
         }
         match prot & libc::PROT_WRITE != 0 {
             true if is_writable => {}
@@ -75,14 +77,14 @@ pub extern "C" fn tenure_ashmem_set_prot_region(fd: c_int, prot: c_int) -> c_int
     })
 }
 
-/// Pins pages of a region, for all processes: they stay until the next unpin. Pins are not counted. A
-/// `len` of 0 means all pages from `offset` on. Returns 0 if all are as they were, and 1 if some were
-/// purged since they were pinned last: those read zeros now, and no other call is told.
+/// Pins pages of a region, for all processes: they stay until the next unpin. Pins are not counted.
+/// A `len` of 0 means all pages from `offset` on. Returns 0 if all are as they were, and 1 if some
+/// were purged since they were pinned last: those read zeros now, and no other call reports them.
 ///
-/// Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: no whole pages, or past the end.
-/// EUSERS: 24 other processes use the region's pins. EPROTO: another process has overwritten the
-/// header. Those of opening and mapping a file, at the process's first call for a region. What the call
-/// found is told to the next.
+/// Errors: EBADF; ENOTTY: the descriptor is not a region's. EINVAL: no whole pages, or past the
+/// end. EUSERS: 24 other processes use the region's pins. EPROTO: another process has overwritten
+/// the header. Those of opening and mapping a file, at the process's first call for a region. The
+/// next call reports the purges that this call found.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn tenure_ashmem_pin_region(fd: c_int, offset: usize, len: usize) -> c_int {
@@ -105,7 +107,8 @@ pub extern "C" fn tenure_ashmem_unpin_region(fd: c_int, offset: usize, len: usiz
     })
 }
 
-/// Purges the unpinned pages of a region, as happens when memory is short. Returns how many.
+/// Purges the unpinned pages of a region, as the processes do when memory is short. Returns their
+/// number.
 ///
 /// Errors (-1): as tenure_ashmem_pin_region.
 #[unsafe(no_mangle)]

@@ -15,8 +15,8 @@ use std::time::Duration;
 use tenure_core::cache::Value;
 use tenure_core::Cache;
 
-/// A cache without a size: it grows while there is room, and gives way when others need the memory.
-/// A get returns the bytes that were put in, or nothing; it never returns wrong or partial bytes.
+/// A cache without a size: it grows while there is room, and shrinks when other programs need the
+/// memory. A get returns the inserted bytes, or nothing; it never returns wrong or partial bytes.
 pub struct tenure_cache {
     cache: Arc<Cache<Key>>,
 }
@@ -51,18 +51,18 @@ pub struct tenure_cache_opts {
     pub priority: c_uint,
     /// Must be 0.
     pub reserved: c_uint,
-    /// The most bytes of memory that the cache may take. 0: what the machine and the memory cgroup
-    /// allow. The cache takes a few segments of 2 MiB in any case.
+    /// The most bytes of memory that the cache may take. 0: as much as the machine and the memory
+    /// cgroup allow. The cache takes a few segments of 2 MiB in any case.
     pub ceiling: u64,
-    /// How long the cache returns a value after it was put in, in milliseconds. 0: without end.
+    /// How long the cache returns a value after its insert, in milliseconds. 0: without end.
     pub ttl_ms: u64,
-    /// Is told of each value that leaves the cache, once. NULL: nothing is.
+    /// tenure calls it for each value that leaves the cache, once. NULL: no call.
     ///
-    /// It is called a little later than the value leaves, on a thread that calls the cache just then (tenure's own
-    /// threads never call it), and under no lock. It may use the cache, and may be called again inside itself
-    /// then. A value that the kernel took, or that has ended, is met by a look only: by a get or an iteration,
-    /// when room is made, or when a value under its key is replaced or removed. The end of the cache is told of
-    /// no value.
+    /// The call comes a little later than the value leaves, on a thread that calls the cache just
+    /// then (never on tenure's own threads), and under no lock. It may use the cache, and then
+    /// tenure may call it inside itself. tenure notices a value that the kernel took, or that has
+    /// ended, only by a look: a get or an iteration, a search for room, or a replacement or removal
+    /// of the value under its key. The end of the cache causes no call.
     pub removed: tenure_removed_fn,
     /// Passed to removed.
     pub arg: *mut c_void,
@@ -70,8 +70,8 @@ pub struct tenure_cache_opts {
     /// released, by the thread that does so. It is not called if the cache could not be made, or where removed is
     /// NULL. May be NULL.
     pub free_arg: tenure_free_fn,
-    /// What a miss costs, in nanoseconds. 0: it is measured, in tenure_cache_get_or_insert. Of several caches of the
-    /// process the kernel first takes those whose bytes save the least time.
+    /// The cost of a miss, in nanoseconds. 0: tenure measures it, in tenure_cache_get_or_insert. Of
+    /// several caches of the process the kernel first takes those whose bytes save the least time.
     pub miss_cost_ns: u64,
 }
 
@@ -96,8 +96,7 @@ impl Default for tenure_cache_opts {
     }
 }
 
-/// What a cache has done, counted since it was made, and what it holds now. Written by
-/// tenure_cache_stats.
+/// Counters of a cache since it was made, and its present contents. tenure_cache_stats writes them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_cache_stats {
@@ -105,13 +104,13 @@ pub struct tenure_cache_stats {
     pub hits: u64,
     /// Gets that did not find their value, for any reason.
     pub misses: u64,
-    /// Values put in.
+    /// Values inserted.
     pub insertions: u64,
     /// Values removed or overwritten.
     pub removals: u64,
     /// Values that the cache dropped to make room, or whose segment was found wholly purged.
     pub evictions: u64,
-    /// Values that were found purged by a get.
+    /// Values that a get found purged.
     pub purged_values: u64,
     /// Bytes of segments that the kernel took, as far as the cache has noticed.
     pub purged_bytes: u64,
@@ -119,7 +118,8 @@ pub struct tenure_cache_stats {
     pub moved_values: u64,
     /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
-    /// Bytes of the segments now, filled or not, without those that are known to be purged.
+    /// Bytes of the segments now, filled or not, without the segments that the cache knows to be
+    /// purged.
     pub footprint_bytes: u64,
     /// The footprint that purges and free memory now allow without asking again.
     pub target_bytes: u64,
@@ -144,7 +144,7 @@ unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a
     }
     if bytes.is_null() || len > isize::MAX as usize {
         return Err(Failure::invalid(format!(
-            "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can be"
+            "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can lie"
         )));
     }
     // SAFETY: `bytes` is not NULL here, so it points to `len` bytes that do not change during `'a`,
@@ -176,8 +176,8 @@ unsafe fn hand_out(
     Arc::into_raw(Arc::new(tenure_value { value, _cache: cache.clone() })).cast_mut()
 }
 
-/// Makes a cache. It takes no memory before the first value is put in. `opts` may be NULL. Free it
-/// with tenure_cache_free.
+/// Makes a cache. It takes no memory before the first insert. `opts` may be NULL. Free it with
+/// tenure_cache_free.
 ///
 /// Errors (NULL): EINVAL: a wrong size or priority. E2BIG: something is set that this version does not
 /// know. EOPNOTSUPP: the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started.
@@ -212,8 +212,9 @@ pub unsafe extern "C" fn tenure_cache_new(opts: *const tenure_cache_opts) -> *mu
     })
 }
 
-/// Frees a cache. NULL does nothing. No other call on the cache may be under way. Values that a get
-/// has returned stay valid until they are released, and the memory goes with the last of them.
+/// Frees a cache. NULL does nothing. No other thread may be in a call on the cache. Values that a
+/// get has returned stay valid until the program releases them, and the memory goes with the last
+/// of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
     status("tenure_cache_free", || {
@@ -229,8 +230,8 @@ pub unsafe extern "C" fn tenure_cache_free(c: *mut tenure_cache) {
 /// Puts a copy of the value under a copy of the key, in the place of the value before. Both may be of
 /// length 0, and then NULL.
 ///
-/// Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: neither the kernel nor the
-/// ceiling has room for it, whatever is evicted. The key has no value then.
+/// Errors: EINVAL: NULL with a length; a value longer than 4 GiB. ENOMEM: the kernel or the ceiling
+/// has no room for it, even after evictions. The key has no value then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_cache_insert(
     c: *mut tenure_cache,
@@ -245,8 +246,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
     })
 }
 
-/// Does what tenure_cache_insert does, for a value with a time to live of its own: `ttl_ms` milliseconds, shorter
-/// or longer than the cache's. 0: the cache's.
+/// As tenure_cache_insert, for a value with a time to live of its own: `ttl_ms` milliseconds,
+/// shorter or longer than the cache's. 0: the cache's.
 ///
 /// Errors: as tenure_cache_insert.
 #[unsafe(no_mangle)]
@@ -318,17 +319,17 @@ pub unsafe extern "C" fn tenure_cache_get(
     })
 }
 
-/// Does what tenure_cache_get does, and has a missing value made: it calls `make` with `arg` on the
-/// calling thread, once however many threads ask for the key meanwhile. They wait. If the cache has
-/// no room for the value, the call returns it all the same (see tenure_value_is_cached). If `make`
-/// fails, a thread that waited calls its own.
+/// As tenure_cache_get, and makes a missing value: it calls `make` with `arg` on the calling
+/// thread, once, even if many threads ask for the key meanwhile. They wait. If the cache has no
+/// room for the value, the call returns the value all the same (see tenure_value_is_cached). If
+/// `make` fails, a thread that waited calls its own.
 ///
-/// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4 GiB.
-/// EIO: `make` failed. EDEADLK: the value is being made by this thread, or by one that waits for this
-/// thread, for another value or for a buffer's refill.
+/// Errors (NULL): EINVAL: NULL with a length, or `make` is NULL; the value made is longer than 4
+/// GiB. EIO: `make` failed. EDEADLK: this thread makes the value already, or its maker waits for
+/// this thread, for another value or for a buffer's refill.
 ///
 /// An insert, a removal or a clear of the key that comes while `make` runs wins: the call returns
-/// what `make` gave, and the cache does not keep it.
+/// the value of `make`, and the cache does not keep it.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_cache_get_or_insert(
@@ -363,10 +364,10 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
 }
 
 /// Returns room for the value that a make callback is making: `len` bytes, zeroed where they are
-/// new. The callback may call it again, to grow or to shrink: what was written is kept, but may lie
-/// elsewhere. Only for use inside the callback.
+/// new. The callback may call it again, to grow or to shrink: the written bytes stay, but may lie
+/// elsewhere. Call it only inside the callback.
 ///
-/// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; what was there before is kept.
+/// Errors (NULL): EINVAL: NULL. ENOMEM: no memory; the bytes from before stay.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
@@ -374,7 +375,7 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
         // SAFETY: `into` is NULL, or what the `make` callback received. While the callback runs,
         // only that callback has a pointer to it.
         let made = unsafe { into.as_mut() }
-            .ok_or_else(|| Failure::invalid("NULL; pass what the make callback was given"))?;
+            .ok_or_else(|| Failure::invalid("NULL; pass the maker that the make callback got"))?;
         let more = len.saturating_sub(made.bytes.len());
         if made.bytes.try_reserve_exact(more).is_err() {
             let why = format!("no memory for {len} bytes; make a smaller value");
@@ -395,9 +396,9 @@ pub unsafe extern "C" fn tenure_value_is_cached(value: *const tenure_value) -> c
     })
 }
 
-/// Returns a second handle to a value, for another owner: another thread, or an answer that is still being sent.
-/// No byte is copied. The bytes stay until both handles are released, each once, by whichever thread. (Both may be
-/// the same pointer.)
+/// Returns a second handle to a value, for another owner: another thread, or a response that is
+/// still being sent. It copies no byte. The bytes stay until the program releases both handles,
+/// each once, on any thread. (Both may be the same pointer.)
 ///
 /// Errors (NULL): EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -414,7 +415,7 @@ pub unsafe extern "C" fn tenure_value_clone(value: *const tenure_value) -> *mut 
     })
 }
 
-/// Returns where the bytes of a value are, and how many there are at `*len` (which may be NULL).
+/// Returns the address of a value's bytes, and writes their number to `*len` (which may be NULL).
 ///
 /// Errors (NULL): EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -479,8 +480,7 @@ pub unsafe extern "C" fn tenure_cache_clear(c: *mut tenure_cache) -> c_int {
     })
 }
 
-/// Writes what the cache has done and what it holds to `*out`, which has `size` bytes, as
-/// tenure_stats does.
+/// Writes the statistics of the cache to `*out`, which has `size` bytes, as tenure_stats does.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]

@@ -6,8 +6,8 @@ use crate::cache::{cache, tenure_cache};
 use crate::report::{status, Failure};
 use libc::{c_int, c_void};
 
-/// Receives a key, the bytes of its value, and `arg` as it was passed. Both stay until it returns. What it
-/// returns says how to go on: see the function that calls it. It may use the cache.
+/// Receives a key, the bytes of its value, and `arg` as it was passed. Both stay until it returns.
+/// Its result tells the caller how to go on: see the function that calls it. It may use the cache.
 pub type tenure_each_fn = Option<
     unsafe extern "C" fn(
         arg: *mut c_void,
@@ -27,12 +27,12 @@ pub type tenure_each_key_fn =
 /// that number, or 0 at the end. A callback that stops should return a positive number: -1 is a failure of
 /// this call.
 ///
-/// Not atomic: what is put in or removed meanwhile is shown or not. Values that were purged, and those whose
-/// time is over, are left out. To be shown is no use of a value. A value must not be kept beyond the callback:
-/// copy it, or get it under its key.
+/// Not atomic: the call may show or miss a value that is inserted or removed meanwhile. It leaves
+/// out purged values, and values whose time is over. To show a value is no use of it. Do not keep a
+/// value beyond the callback: copy it, or get it under its key.
 ///
-/// Cost: about 0.2 us a value beside the callback, and a copy of each key. It takes all that is there back from
-/// the kernel, as gets do.
+/// Cost: about 0.2 us a value beside the callback, and a copy of each key. It takes all segments
+/// back from the kernel, as gets do.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -91,8 +91,8 @@ pub unsafe extern "C" fn tenure_cache_each_key(
 /// Keeps the values for which `keep` returns another number than 0, and removes the others. `keep` may be called
 /// a second time for a value that the cache moved meanwhile.
 ///
-/// Not atomic: a value that another thread puts in meanwhile is kept or shown to `keep`. Values that were purged,
-/// and those whose time is over, are not shown, and their keys are gone afterwards.
+/// Not atomic: a value that another thread inserts meanwhile stays, or `keep` gets it. `keep` gets
+/// no purged values and no values whose time is over, and their keys are gone afterwards.
 ///
 /// Cost: as tenure_cache_each.
 ///

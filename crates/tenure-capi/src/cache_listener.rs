@@ -20,8 +20,9 @@ pub const TENURE_EVICTED: c_uint = 3;
 /// The kernel took the value's memory.
 pub const TENURE_PURGED: c_uint = 4;
 
-/// Is told that the value under a key has left the cache, and why: TENURE_REMOVED to TENURE_PURGED. More
-/// causes may come. The key's bytes are there until it returns. Several threads may call it at once.
+/// tenure calls it when the value under a key has left the cache, with the cause: TENURE_REMOVED to
+/// TENURE_PURGED. More causes may come. The key's bytes are there until it returns. Several threads
+/// may call it at once.
 pub type tenure_removed_fn = Option<
     unsafe extern "C" fn(arg: *mut c_void, key: *const c_void, key_len: usize, cause: c_uint),
 >;

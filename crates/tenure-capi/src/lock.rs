@@ -52,7 +52,7 @@ pub(crate) fn kind(flags: c_uint) -> Result<When, Failure> {
 /// Errors: EINVAL: empty or wrapping; flags are not exactly one kind; part of it is volatile;
 /// MAP_DROPPABLE. ENOMEM: over the limit; a hole; too many mappings. With TENURE_MLOCK_LOCKED also
 /// a page past the end of its file, a guard page, a page without access, a full tmpfs:
-/// tenure_last_error() says which page, and what to do. EPERM: the limit is 0. EAGAIN: no memory to
+/// tenure_last_error() names the page, and a remedy. EPERM: the limit is 0. EAGAIN: no memory to
 /// make all of it resident.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c
 /// for each resident page of the process).
 ///
 /// Errors: EINVAL: empty or wrapping; no kind, or an unknown kind. ENOMEM: part of it is not
-/// mapped; too many mappings; the limit was lowered below what is locked. Nothing is changed then.
+/// mapped; too many mappings; the limit is now below the locked bytes. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_munlock2", || {
@@ -96,11 +96,11 @@ pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags:
 /// Locks everything that is mapped (MCL_CURRENT), everything that will be mapped (MCL_FUTURE), or
 /// both. With MCL_ONFAULT each page is locked from its first touch on. A call without MCL_FUTURE
 /// ends an earlier future lock. The flags are those of <sys/mman.h>. Unlike the kernel's call it
-/// does not weaken what is locked in full.
+/// does not weaken a full lock.
 ///
-/// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is
-/// volatile (with MCL_CURRENT). ENOMEM: more is mapped than the limit allows to be locked.
-/// EPERM: the limit is 0. Nothing is changed then.
+/// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is volatile (with
+/// MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Nothing is
+/// changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
     status("tenure_mlockall", || {
@@ -109,12 +109,12 @@ pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
     })
 }
 
-/// Clears what tenure_mlockall set. MCL_CURRENT: full locks of what is mapped. MCL_ONFAULT: locks
-/// on fault of what is mapped, and future ones. MCL_FUTURE: the locking of mappings to come. Pages
-/// that stay locked are not unlocked for an instant.
+/// Clears the locks of tenure_mlockall. MCL_CURRENT: full locks of present mappings. MCL_ONFAULT:
+/// locks on fault of present mappings, and future ones. MCL_FUTURE: the lock of future mappings.
+/// Pages that stay locked are not unlocked for an instant.
 ///
-/// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock is to end while something stays
-/// locked, and more is mapped than the limit allows to be locked. Nothing is changed then.
+/// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock ends while something stays
+/// locked, and the mappings are larger than the limit. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
     status("tenure_munlockall2", || {
@@ -123,13 +123,14 @@ pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
     })
 }
 
-/// Does what mmap(2) does. With TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on
-/// fault from the start: no page that is ever touched is paged out, and no page is resident yet.
-/// With MAP_FIXED as well, the old mapping is replaced only when the new one is locked. Returns
-/// MAP_FAILED (not NULL) on failure.
+/// As mmap(2). With TENURE_MAP_LOCKONFAULT among the flags the mapping is locked on fault from the
+/// start: no page that is ever touched is paged out, and no page is resident yet. With MAP_FIXED as
+/// well, the old mapping is replaced only when the new one is locked. Returns MAP_FAILED (not NULL)
+/// on failure.
 ///
-/// Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit is 0;
-/// EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. Nothing is mapped then, and what was there still is.
+/// Errors: mmap's. With TENURE_MAP_LOCKONFAULT also EAGAIN: over RLIMIT_MEMLOCK; EPERM: the limit
+/// is 0; EINVAL: MAP_LOCKED as well, or MAP_DROPPABLE. The call maps nothing then, and keeps the
+/// old mapping.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_mmap(
     addr: *mut c_void,

@@ -15,7 +15,8 @@ pub struct tenure_held {
 
 /// Not locked.
 pub const TENURE_LOCK_NONE: u32 = 0;
-/// Locked in full: what was resident when it was locked, and all that is touched.
+/// Locked in full: the pages that were resident at the lock, and every page from its first touch
+/// on.
 pub const TENURE_LOCK_FULL: u32 = 1;
 /// Locked on fault: each page from its first touch on.
 pub const TENURE_LOCK_ON_FAULT: u32 = 2;
@@ -26,7 +27,7 @@ pub const TENURE_LOCK_IMPOSSIBLE: u32 = 4;
 /// A state that this header does not name.
 pub const TENURE_LOCK_OTHER: u32 = 5;
 
-/// How a part of a range in one mapping is locked.
+/// The lock on the part of a range in one mapping.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_lock_part {
@@ -48,7 +49,7 @@ pub const TENURE_LOCK_FITS: u32 = 0;
 pub const TENURE_LOCK_EXEMPT: u32 = 1;
 /// The soft limit is too low, and the process may raise it by itself.
 pub const TENURE_LOCK_RAISE_SOFT: u32 = 2;
-/// The hard limit is too low: it must be raised where the process is started.
+/// The hard limit is too low: raise it where the process is started.
 pub const TENURE_LOCK_RAISE_HARD: u32 = 3;
 
 /// Whether a number of bytes more could be locked, and the numbers behind it. UINT64_MAX stands for
@@ -56,7 +57,7 @@ pub const TENURE_LOCK_RAISE_HARD: u32 = 3;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_lock_answer {
-    /// What was asked about, in whole pages.
+    /// The bytes of the question, in whole pages.
     pub bytes: u64,
     /// Charged already (VmLck).
     pub locked_bytes: u64,
@@ -64,10 +65,10 @@ pub struct tenure_lock_answer {
     pub limit_needed_bytes: u64,
     /// The soft limit (RLIMIT_MEMLOCK) now.
     pub soft_limit_bytes: u64,
-    /// What the soft limit can be raised to.
+    /// The highest soft limit that the process may set.
     pub hard_limit_bytes: u64,
-    /// What the machine, or the tightest memory cgroup, has free: a lock of more may be allowed and
-    /// then end in the kernel's OOM killer.
+    /// The free memory of the machine, or of the tightest memory cgroup: the kernel may allow a
+    /// lock of more, and then call its OOM killer.
     pub memory_free_bytes: u64,
     /// One of TENURE_LOCK_FITS to TENURE_LOCK_RAISE_HARD.
     pub verdict: u32,
@@ -76,9 +77,8 @@ pub struct tenure_lock_answer {
 }
 
 /// Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, until tenure_unlock.
-/// Locks count: where two overlap and one is given back, the pages of the other stay locked.
-/// tenure_unlock also leaves what tenure_mlock2 or tenure_mlockall has locked. Returns NULL on
-/// failure.
+/// Locks count: where two overlap and one ends, the pages of the other stay locked. tenure_unlock
+/// also leaves the locks of tenure_mlock2 and tenure_mlockall. Returns NULL on failure.
 ///
 /// Errors: as tenure_mlock2. Nothing is locked then.
 #[unsafe(no_mangle)]
@@ -95,8 +95,8 @@ pub unsafe extern "C" fn tenure_lock(
     })
 }
 
-/// Gives a lock back and frees the handle. NULL does nothing. The call may come before or after the
-/// memory is unmapped. In a forked child it unlocks nothing, because a child inherits no locks.
+/// Ends a lock and frees the handle. NULL does nothing. The call may come before or after the unmap
+/// of the memory. In a forked child it unlocks nothing, because a child inherits no locks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     status("tenure_unlock", || {
@@ -109,10 +109,10 @@ pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     });
 }
 
-/// Writes how [addr, addr + len) is locked in fact, as the kernel reports it, mapping by mapping in
-/// order of address: at most `room` parts of `part_size` bytes each (sizeof(struct
-/// tenure_lock_part)). Where two parts do not touch, nothing is mapped between. Returns how many
-/// parts there are, which may be more than `room`. `parts` may be NULL with a `room` of 0.
+/// Writes the locks of [addr, addr + len), as the kernel reports them, mapping by mapping in order
+/// of address: at most `room` parts of `part_size` bytes each (sizeof(struct tenure_lock_part)).
+/// Between two parts that do not touch nothing is mapped. Returns the number of parts, which may be
+/// more than `room`. `parts` may be NULL with a `room` of 0.
 ///
 /// Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
 ///
@@ -157,8 +157,8 @@ fn state(state: State) -> u32 {
 }
 
 /// Returns 0 if `bytes` more could be locked, and 1 if not, without locking anything. After 1
-/// tenure_last_error() says what is missing, and what to write for a shell, systemd, Docker and
-/// Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
+/// tenure_last_error() names the missing limit, and the lines that raise it for a shell, systemd,
+/// Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
 ///
 /// Errors: EINVAL, E2BIG: the size is not that of the structure. Others: /proc is not mounted.
 #[unsafe(no_mangle)]

@@ -16,12 +16,12 @@ pub struct tenure_gradual {
     gradual: Mutex<Gradual>,
 }
 
-/// A range whose part that was used last is locked. Opaque.
+/// A range with a lock on the part that was used last. Opaque.
 pub struct tenure_within {
     within: Within,
 }
 
-/// How much a lock within a budget has locked now, and what it did so far.
+/// The bytes that a lock within a budget has locked now, and its counters so far.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_within_status {
@@ -31,7 +31,7 @@ pub struct tenure_within_status {
     pub moved_in_bytes: u64,
     /// Bytes that were unlocked for them since the start.
     pub moved_out_bytes: u64,
-    /// How often the thread has looked at what is used.
+    /// How often the thread has looked at the uses.
     pub looks: u64,
     /// Windows that the kernel refused to lock.
     pub refused: u64,
@@ -63,7 +63,9 @@ unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradua
     // function requires.
     match unsafe { g.as_ref() } {
         Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
-        None => Err(Failure::invalid("the lock is NULL; pass what tenure_lock_gradually gave")),
+        None => Err(Failure::invalid(
+            "the lock is NULL; pass the one that tenure_lock_gradually returned",
+        )),
     }
 }
 
@@ -90,7 +92,7 @@ pub unsafe extern "C" fn tenure_gradual_progress(
 /// Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
 /// is over. A second call returns the same result.
 ///
-/// Errors: as tenure_populate, for what could not be made resident. The lock stays.
+/// Errors: as tenure_populate, if a page could not be made resident. The lock stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_wait(
     g: *const tenure_gradual,
@@ -139,11 +141,10 @@ pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     });
 }
 
-/// Keeps the pages of [addr, addr + len) locked that were used last, `budget` bytes at most. The
-/// kernel may page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A
-/// page that was touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for
-/// each window of which something is resident (a 16th to a quarter of the budget, 2 MiB or a
-/// thousandth of large ones).
+/// Keeps the last used pages of [addr, addr + len) locked, `budget` bytes at most. The kernel may
+/// page out the rest. It is for a range that is larger than RLIMIT_MEMLOCK allows. A page that was
+/// touched is locked some 20 ms later. Returns NULL on failure. Costs 24 bytes for each window that
+/// has a resident page (a 16th to a quarter of the budget, 2 MiB or a thousandth of large ones).
 ///
 /// Until tenure_within_end the range must stay mapped as it is. tenure takes pages of shared
 /// mappings out of the page table, to see whether they are used again: if private memory were
@@ -167,7 +168,8 @@ pub unsafe extern "C" fn tenure_lock_within(
     })
 }
 
-/// Writes how much is locked now, and what was done so far, to `*out`, which has `size` bytes.
+/// Writes the bytes that are locked now, and the counters so far, to `*out`, which has `size`
+/// bytes.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -180,7 +182,9 @@ pub unsafe extern "C" fn tenure_within_status(
         // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_within` that is not ended
         // yet.
         let Some(held) = (unsafe { w.as_ref() }) else {
-            return Err(Failure::invalid("the lock is NULL; pass what tenure_lock_within gave"));
+            return Err(Failure::invalid(
+                "the lock is NULL; pass the one that tenure_lock_within returned",
+            ));
         };
         let now = held.within.status();
         let value = tenure_within_status {

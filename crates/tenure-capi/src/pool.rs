@@ -19,7 +19,8 @@ pub struct tenure_pool_opts {
     pub offer_after_ms: u64,
     /// How long after it was freed it leaves the resident set, in ms (10,000).
     pub return_after_ms: u64,
-    /// How many bytes may be warm. 0: a quarter of what is free under the limits of the process.
+    /// How many bytes may be warm. 0: a quarter of the memory that is free under the limits of the
+    /// process.
     pub warm_max: u64,
     /// Not 0: no block gets huge pages. Takes effect for sizes that were not used before.
     pub never_huge: u32,
@@ -33,14 +34,14 @@ unsafe impl Versioned for tenure_pool_opts {
     const FIRST: usize = size_of::<tenure_pool_opts>();
 }
 
-/// What the pool holds, and what it did. Written by tenure_pool_stats. Numbers named `total_` count
-/// since the start, the others are of now.
+/// The state and the counters of the pool. tenure_pool_stats writes them. Numbers named `total_`
+/// count since the start, the others are of now.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_pool_stats {
     /// Blocks that the program has.
     pub in_use: u64,
-    /// The bytes it asked for with them.
+    /// The bytes that it requested with them.
     pub in_use_bytes: u64,
     /// Free blocks that are warm: the kernel cannot take them yet.
     pub warm: u64,
@@ -80,7 +81,7 @@ pub struct tenure_pool_stats {
     pub total_realloc_moved_bytes: u64,
     /// Blocks mapped anew because the program had changed their mapping's state or unmapped part of it.
     pub total_remapped: u64,
-    /// Requests that could not be served.
+    /// Requests that the pool could not serve.
     pub total_refused: u64,
 }
 
@@ -106,18 +107,18 @@ fn refused(size: usize) -> Failure {
     } else {
         format!(
             "there is no block for {size} bytes: no addresses, or the kernel refuses to map more; \
-             free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
+             free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
         )
     };
     Failure::new(libc::ENOMEM, text)
 }
 
-/// Returns a block of `size` bytes, page-aligned. Its contents are what its former user left, and a
-/// page of it may change by itself until it is first written. The smallest block has 64 KiB; ask
+/// Returns a block of `size` bytes, page-aligned. Its contents are the former user's, and a page of
+/// it may change by itself until the program first writes it. The smallest block has 64 KiB; ask
 /// malloc for less. Returns NULL on failure.
 ///
 /// The first call starts the worker, the thread that gives free blocks to the kernel. A program
-/// whose malloc is built on this call calls tenure_pool_prepare at a safe moment before.
+/// whose malloc uses this call should call tenure_pool_prepare at a safe moment before.
 ///
 /// Cost: 50 to 100 ns for a block that is warm or offered.
 ///
@@ -145,7 +146,7 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
     pointer("tenure_aligned_alloc", || {
         if !align.is_power_of_two() {
             return Err(Failure::invalid(format!(
-                "the alignment is {align}, which is not a power of two; pass 64 or 4096, say"
+                "the alignment is {align}, which is not a power of two; pass a power of two, as 64 or 4096"
             )));
         }
         block(size, align, false)
@@ -153,8 +154,8 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
 }
 
 /// Makes a block hold `size` bytes, as realloc does: at its place or at another, with its contents.
-/// Large blocks move without being copied. With NULL for `p` it does what tenure_alloc does.
-/// Returns NULL on failure, and the block is then as it was.
+/// Large blocks move without a copy. With NULL for `p` it acts as tenure_alloc. Returns NULL on
+/// failure, and the block is then unchanged.
 ///
 /// Errors: as tenure_alloc.
 #[unsafe(no_mangle)]
@@ -186,8 +187,8 @@ pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
     });
 }
 
-/// Returns how many bytes of the block the program may use, as malloc_usable_size does: what was
-/// asked for, in whole pages. 0: NULL, or not a block that is in use.
+/// Returns how many bytes of the block the program may use, as malloc_usable_size does: the
+/// requested size, in whole pages. 0: NULL, or not a block that is in use.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
     value("tenure_usable_size", 0, || {
@@ -208,8 +209,8 @@ pub extern "C" fn tenure_pool_trim() -> c_int {
     status("tenure_pool_trim", || Ok(c_int::from(pool::trim())))
 }
 
-/// Starts the worker for the pool. It is for programs that must not have a thread created in
-/// tenure_alloc.
+/// Starts the worker for the pool. It is for programs in which tenure_alloc must not create a
+/// thread.
 ///
 /// Errors: EAGAIN: no thread could be created. ENOMEM: no addresses could be reserved.
 #[unsafe(no_mangle)]

@@ -12,20 +12,20 @@ use tenure_core::populate::{
     self, Access, Background, Failed, HugePages, Populate, Progress, Report,
 };
 
-/// For reading. Files are read into the page cache and not dirtied. Anonymous memory gets the zero
-/// page, and takes no memory.
+/// For reading. Files come into the page cache and stay clean. Anonymous memory gets the zero page,
+/// and takes no memory.
 pub const TENURE_POPULATE_READ: c_int = 1;
-/// For writing. Memory is taken, holes of shared files are allocated, and private file mappings are
-/// copied.
+/// For writing. The call takes memory, allocates holes of shared files, and copies private file
+/// mappings.
 pub const TENURE_POPULATE_WRITE: c_int = 2;
 
 /// For flags: no MADV_HUGEPAGE first.
 pub const TENURE_POPULATE_NO_HUGE_PAGES: c_uint = 1;
 /// For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
-/// (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may answer
-/// with its OOM killer where a cgroup or the machine has no room.
+/// (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may call
+/// its OOM killer if a cgroup or the machine has no room.
 pub const TENURE_POPULATE_WITHIN_ROOM: c_uint = 2;
-/// For flags: allocate the holes of the shared file `fd` (fallocate) also where that is not the
+/// For flags: allocate the holes of the shared file `fd` (fallocate) also if that is not the
 /// default.
 pub const TENURE_POPULATE_ALLOCATE: c_uint = 4;
 /// For flags: never allocate the holes of `fd`.
@@ -63,8 +63,8 @@ pub struct tenure_populate_opts {
     pub flags: c_uint,
     /// The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline.
     pub deadline_ms: u64,
-    /// The file behind the mapping, or -1. With it the holes of a shared file are allocated before
-    /// they are written, and errors say more. The descriptor is duplicated.
+    /// The file behind the mapping, or -1. With it tenure allocates the holes of a shared file
+    /// before it writes them, and errors have more details. tenure duplicates the descriptor.
     pub fd: c_int,
     /// How often progress is called, in milliseconds; 0: every 100.
     pub every_ms: c_uint,
@@ -95,7 +95,7 @@ impl Default for tenure_populate_opts {
     }
 }
 
-/// What a populate did, even if it failed. Start from TENURE_POPULATE_RESULT_INIT.
+/// The result of a populate, even if it failed. Start from TENURE_POPULATE_RESULT_INIT.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_populate_result {
@@ -146,7 +146,7 @@ fn request(
     let both = TENURE_POPULATE_ALLOCATE | TENURE_POPULATE_NO_ALLOCATE;
     if opts.flags & !known != 0 || opts.flags & both == both {
         return Err(Failure::invalid(format!(
-            "flags {:#x} has what tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
+            "flags {:#x} have a bit that tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
             opts.flags
         )));
     }
@@ -255,16 +255,16 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
 /// pages do not change. `opts` may be NULL, and so may `result`. The result is written also on
 /// failure: everything before result->first_missing is populated.
 ///
-/// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure has the kernel
-/// touch each page, with the same results. The call never raises a signal.
+/// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure makes the
+/// kernel touch each page, with the same results. The call never raises a signal.
 ///
 /// Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
 /// secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
 /// mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
 /// page that userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full.
 /// EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
-/// asked for it. EBADF: fd is not open. E2BIG: opts has more than tenure knows, or a wrong size.
-/// EAGAIN: no thread could be started beside the callback.
+/// cancelled it. EBADF: fd is not open. E2BIG: opts has a field that tenure does not know, or a
+/// wrong size. EAGAIN: no thread could be started beside the callback.
 ///
 /// Cost: up to 4 MiB one system call. Beyond that a microsecond for each piece of a few
 /// milliseconds, beside the kernel's own work.
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn tenure_populate_start(
         let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
         if opts.progress.is_some() {
             return Err(Failure::invalid(
-                "nobody would call progress; ask tenure_populate_progress instead",
+                "no thread would call progress; call tenure_populate_progress instead",
             ));
         }
         let background = request(addr, len, how, &opts)?.start()?;
@@ -322,7 +322,9 @@ unsafe fn background<'a>(p: *const tenure_populating) -> Outcome<&'a Background>
     // function requires.
     match unsafe { p.as_ref() } {
         Some(populating) => Ok(&populating.background),
-        None => Err(Failure::invalid("the populate is NULL; pass what tenure_populate_start gave")),
+        None => Err(Failure::invalid(
+            "the populate is NULL; pass the one that tenure_populate_start returned",
+        )),
     }
 }
 
@@ -376,9 +378,9 @@ pub unsafe extern "C" fn tenure_populate_wait(
     })
 }
 
-/// Waits until the populate is over, frees the handle, and returns what tenure_populate would have.
-/// `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The handle is freed
-/// unless the call fails with EINVAL.
+/// Waits until the populate is over, frees the handle, and returns the result that tenure_populate
+/// would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The
+/// handle is freed unless the call fails with EINVAL.
 ///
 /// Errors: as tenure_populate. ECANCELED also: in a child made by fork.
 #[unsafe(no_mangle)]
@@ -418,7 +420,7 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// Gives the pages of `[addr, addr + len)` back. The range stays mapped. Anonymous memory then
 /// reads as zeros, locked or not. A private mapping of a file, memfd or hugetlbfs reads as the file
 /// does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
-/// them. A shared mapping of a file on disk is refused, because the file would lose its data.
+/// them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
 ///
 /// The call discards all of it or nothing.
 ///

@@ -13,8 +13,8 @@ pub const TENURE_PRIORITY_DEFAULT: c_uint = 4;
 /// The priority of memory that the kernel takes last.
 pub const TENURE_PRIORITY_HIGHEST: c_uint = 7;
 
-/// Receives an extent that is gone: `offset` and `len` in bytes from the start of what was asked
-/// about, and `arg` as it was passed.
+/// Receives an extent that is gone: `offset` and `len` in bytes from the start of the range or
+/// buffer of the call, and `arg` as it was passed.
 pub type tenure_gone_fn = Option<unsafe extern "C" fn(offset: usize, len: usize, arg: *mut c_void)>;
 
 pub(crate) fn priority(level: c_uint) -> Outcome<Priority> {
@@ -46,7 +46,7 @@ pub(crate) fn found(outcome: Found) -> c_int {
 /// first mark of a range checks it, which takes about 3 us.
 ///
 /// Errors: EINVAL: empty, unaligned or wrapping; shared memory or a file's; locked; not readable and
-/// writable. ENOMEM: part of it is not mapped, or 33 million ranges are known already. EOPNOTSUPP:
+/// writable. ENOMEM: part of it is not mapped, or there are 33 million ranges already. EOPNOTSUPP:
 /// the kernel refuses MADV_FREE. EAGAIN: the worker's thread could not be started. Nothing is marked
 /// then.
 #[unsafe(no_mangle)]
@@ -59,8 +59,8 @@ pub unsafe extern "C" fn tenure_mvolatile(addr: *mut c_void, len: usize) -> c_in
     })
 }
 
-/// Does what tenure_mvolatile does, with a priority from 0 (the kernel takes it first) to 7 (last).
-/// The priority holds until the range is marked with another.
+/// As tenure_mvolatile, with a priority from 0 (the kernel takes it first) to 7 (last). The
+/// priority holds until the range is marked with another.
 ///
 /// Errors: as tenure_mvolatile; EINVAL also for a priority above 7.
 #[unsafe(no_mangle)]
@@ -99,8 +99,8 @@ pub unsafe extern "C" fn tenure_mnovolatile(addr: *mut c_void, len: usize) -> c_
     })
 }
 
-/// Does what tenure_mnovolatile does, and reports what is gone. It calls `gone` for each extent
-/// that is gone, with the offset from `addr`, in order, before it returns. `gone` may be NULL.
+/// As tenure_mnovolatile, and reports the purged extents. It calls `gone` for each extent that is
+/// gone, with the offset from `addr`, in order, before it returns. `gone` may be NULL.
 ///
 /// Errors: as tenure_mnovolatile.
 #[unsafe(no_mangle)]
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
     })
 }
 
-/// Offers what is marked in the range to the kernel now, without the usual wait.
+/// Offers the marked part of the range to the kernel now, without the usual wait.
 ///
 /// Errors: EINVAL: nothing in the range is marked, the range is empty, unaligned or wrapping, or
 /// it was locked meanwhile. ENOMEM: the process has too many mappings. EBUSY: a process made by fork
@@ -140,9 +140,9 @@ pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_in
     })
 }
 
-/// Offers what is marked in the range, and has the kernel discard it by its own reclaim. It is for
-/// tests, and to give memory back at once. The kernel may leave a page that is in use elsewhere.
-/// tenure_mnovolatile_map reports what is gone.
+/// Offers the marked part of the range, and makes the kernel discard it by its own reclaim. It is
+/// for tests, and to give memory back at once. The kernel may leave a page that is in use
+/// elsewhere. tenure_mnovolatile_map reports the purged extents.
 ///
 /// Errors: as tenure_offer_now.
 #[unsafe(no_mangle)]
@@ -155,8 +155,8 @@ pub unsafe extern "C" fn tenure_purge_now(addr: *mut c_void, len: usize) -> c_in
     })
 }
 
-/// Makes the range non-volatile and forgets what tenure knows of it, so that the program may unmap
-/// it or use it for something else. The next tenure_mvolatile checks it anew.
+/// Makes the range non-volatile and forgets its state in tenure, so that the program may unmap it
+/// or use it for something else. The next tenure_mvolatile checks it anew.
 ///
 /// Errors: as tenure_mnovolatile.
 #[unsafe(no_mangle)]

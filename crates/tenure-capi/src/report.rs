@@ -104,7 +104,7 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or(panic.downcast_ref::<&str>().copied())
-                .unwrap_or("for a reason it did not give");
+                .unwrap_or("without a reason");
             let text = format!("a bug inside tenure: it panicked: {text}; please report it");
             record(work.call, &Failure::new(libc::EIO, text));
             // A payload's own drop may panic as well.
@@ -139,9 +139,9 @@ fn keep_sentence(call: &str, failure: &Failure) {
     });
 }
 
-/// Returns the reason of this thread's last failure in a sentence: which call, on which range, why,
-/// and what to do about it. Never NULL; empty if no call of this thread has failed. Valid until the
-/// thread's next call that fails, or its end.
+/// Returns this thread's last failure in a sentence: the call, the range, the cause and a remedy.
+/// Never NULL; empty if no call of this thread has failed. Valid until the thread's next call that
+/// fails, or its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_last_error() -> *const c_char {
     value("tenure_last_error", c"".as_ptr(), || Ok(sentence()))

@@ -11,10 +11,10 @@ use tenure_core::retire::{self, Files, Settings};
 
 /// For tenure_retire_settings.pending_max: tenure finds the bound from the limits of the process.
 pub const TENURE_PENDING_AUTOMATIC: u64 = u64::MAX;
-/// For tenure_retire_settings.files: file mappings are given up before the call returns.
+/// For tenure_retire_settings.files: the call gives up file mappings before it returns.
 pub const TENURE_FILES_AT_ONCE: u64 = 0;
-/// For tenure_retire_settings.files: file mappings are given up later, as other memory is. Until
-/// then the file system cannot be unmounted, and a memfd cannot be sealed against writes.
+/// For tenure_retire_settings.files: the worker gives up file mappings later, as other memory.
+/// Until then the file system cannot be unmounted, and a memfd cannot be sealed against writes.
 pub const TENURE_FILES_LATER: u64 = 1;
 
 /// How tenure_munmap works. Start from the settings in force: tenure_retire_settings(&s, sizeof s).
@@ -28,7 +28,7 @@ pub struct tenure_retire_settings {
     /// How long another thread may have to wait for one step of a teardown, in microseconds (1,000 unless
     /// set).
     pub longest_stall_us: u64,
-    /// How many resident bytes may wait to be given back; TENURE_PENDING_AUTOMATIC unless set.
+    /// How many resident bytes may wait for their teardown; TENURE_PENDING_AUTOMATIC unless set.
     pub pending_max: u64,
     /// TENURE_FILES_AT_ONCE (unless set) or TENURE_FILES_LATER.
     pub files: u64,
@@ -59,9 +59,9 @@ fn in_force() -> tenure_retire_settings {
 /// munmap the range may hold any mappings and holes, and the length is rounded up to pages.
 ///
 /// The first call of a process (or of a forked child) for a large range creates the background
-/// thread, which allocates. Allocators call tenure_munmap_raw. Where no thread can be created the
-/// range is unmapped in slices: the caller waits, and other threads do not. Memory that waits
-/// counts as the process's: see tenure_munmap_drain.
+/// thread, which allocates. Allocators call tenure_munmap_raw. If it cannot create a thread, it
+/// unmaps the range in slices: the caller waits, and other threads do not. Memory that waits counts
+/// as the process's: see tenure_munmap_drain.
 ///
 /// Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
 /// huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
@@ -76,10 +76,9 @@ pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     })
 }
 
-/// Does what tenure_munmap does, for an allocator: it neither allocates nor creates a thread, and a
-/// signal handler may call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was
-/// called in the process it works in slices, which take the caller as long as munmap takes or
-/// longer.
+/// As tenure_munmap, for an allocator: it neither allocates nor creates a thread, and a signal
+/// handler may call it. Until tenure_munmap_prepare (or tenure_munmap of a large range) was called
+/// in the process it works in slices, which take the caller as long as munmap takes or longer.
 ///
 /// Errors: as tenure_munmap. It leaves tenure_last_error() as it was, because a message would take
 /// memory.
@@ -108,8 +107,8 @@ pub extern "C" fn tenure_munmap_prepare() -> c_int {
     })
 }
 
-/// Waits until all memory that tenure_munmap has taken away is back, at most `timeout_ms`. Less
-/// than 0: for as long as it takes. The caller helps. Returns 0 if it is back, and 1 if it is not.
+/// Waits until all memory that tenure_munmap has taken is back, at most `timeout_ms`. Less than 0:
+/// for as long as it takes. The caller helps. Returns 0 if it is back, and 1 if it is not.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_munmap_drain(timeout_ms: c_int) -> c_int {
     status("tenure_munmap_drain", || {
@@ -147,7 +146,7 @@ pub unsafe extern "C" fn tenure_retire_configure(settings: *const tenure_retire_
     status("tenure_retire_configure", || {
         if settings.is_null() {
             return Err(Failure::invalid(
-                "no settings; pass what tenure_retire_settings has filled in",
+                "no settings; pass a structure that tenure_retire_settings has filled in",
             ));
         }
         // SAFETY: `settings` is not NULL here, and is as long as its size field says.

@@ -23,7 +23,8 @@ pub struct tenure_settings {
     /// in microseconds (500,000 unless set).
     pub offer_after_us: u64,
     /// How many bytes may be marked and not offered. Beyond that the oldest marked ranges are
-    /// offered at once. TENURE_AUTOMATIC (unless set): a quarter of what is free, at least 16 MiB.
+    /// offered at once. TENURE_AUTOMATIC (unless set): a quarter of the free memory, at least 16
+    /// MiB.
     pub unoffered_max: u64,
 }
 
@@ -42,7 +43,7 @@ fn in_force() -> tenure_settings {
 }
 
 /// Writes the settings for volatile memory in force to `*out`, which has `size` bytes. Its own size
-/// field says how many of them count.
+/// field has the number of bytes that count.
 ///
 /// Errors: EINVAL: NULL, or no room for the size field.
 #[unsafe(no_mangle)]
@@ -68,7 +69,9 @@ pub unsafe extern "C" fn tenure_settings(out: *mut tenure_settings, size: usize)
 pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c_int {
     status("tenure_configure", || {
         if settings.is_null() {
-            return Err(Failure::invalid("no settings; pass what tenure_settings has filled in"));
+            return Err(Failure::invalid(
+                "no settings; pass a structure that tenure_settings has filled in",
+            ));
         }
         // SAFETY: `settings` is not NULL here, and is as long as its size field says.
         let wanted = unsafe { sized::read(settings, in_force())? };
@@ -81,12 +84,11 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
     })
 }
 
-/// Ends tenure's background threads, does what tenure_munmap left to them, and waits until the
-/// kernel no longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock,
-/// and other calls that the kernel allows only to a process with one thread, or that take effect
-/// for the calling thread alone. The next call that needs a thread starts it anew, with the rights
-/// of its caller. Until then marked ranges stay marked. The two threads that refill touched pages
-/// stay.
+/// Ends tenure's background threads, does their remaining teardowns, and waits until the kernel no
+/// longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock, and other
+/// calls that the kernel allows only to a process with one thread, or that take effect for the
+/// calling thread alone. The next call that needs a thread starts it anew, with the rights of its
+/// caller. Until then marked ranges stay marked. The two threads that refill touched pages stay.
 ///
 /// Returns 0 if they have ended, and 1 if they have not within a second (Linux before 5.9, or
 /// close_range is refused).

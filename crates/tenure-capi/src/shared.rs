@@ -14,11 +14,11 @@ use tenure_core::shared::{receive, send, Before, SharedPin, SharedVolatile};
 
 /// The state of a chunk that is pinned: every byte is as its maker left it.
 pub const TENURE_SHARED_INTACT: c_uchar = 0;
-/// The chunk was made, and is gone. The caller makes it: nobody else is told.
+/// The chunk was made, and is gone. The caller makes it. No other process gets this state.
 pub const TENURE_SHARED_PURGED: c_uchar = 1;
-/// Nobody has made the chunk yet. The caller makes it.
+/// No process has made the chunk yet. The caller makes it.
 pub const TENURE_SHARED_FRESH: c_uchar = 2;
-/// A maker died or gave up before it had finished. The caller makes the chunk.
+/// A maker died or gave up before it had finished it. The caller makes the chunk.
 pub const TENURE_SHARED_HALF_MADE: c_uchar = 3;
 /// Another thread or process makes the chunk: tenure_shared_wait.
 pub const TENURE_SHARED_BEING_MADE: c_uchar = 4;
@@ -36,21 +36,22 @@ pub struct tenure_shared_opts {
     pub processes: c_uint,
     /// Must be 0.
     pub reserved: c_uint,
-    /// Makes chunks that are gone, or that nobody has made yet: when this process pins such a chunk, or
-    /// when a thread of this process touches it without a pin (tenure_shared_addr). That thread waits
-    /// while the callback runs on another thread, and goes on. Others that pin or touch the chunk
-    /// meanwhile, in any process, wait for it. NULL: pins are told, and such a touch raises SIGBUS.
+    /// Makes chunks that are gone, or that no process has made yet: when this process pins such a
+    /// chunk, or when a thread of this process touches it without a pin (tenure_shared_addr). That
+    /// thread waits while the callback runs on another thread, and goes on. Others that pin or
+    /// touch the chunk meanwhile, in any process, wait for it. NULL: pins report such chunks, and
+    /// such a touch raises SIGBUS.
     ///
-    /// Each page is put in place whole, when all of its chunk's bytes are known. A touch without a pin
-    /// sees what a maker made, never zeros or half of a page; pages of a chunk that was purged and made
-    /// again in between may be of two makings.
+    /// tenure puts each page in place whole, when it has all bytes of the chunk. A touch without a
+    /// pin sees bytes of a maker, never zeros or half of a page. If the chunk was purged and made
+    /// again in between, its pages may come from two makers.
     ///
     /// If it fails the chunk stays gone: the pin fails with EIO, and the touch raises the SIGBUS that it
     /// would have raised without a callback. The next pin or touch tries again.
     ///
-    /// Chunks of such memory are made by callbacks only: tenure_shared_pin returns none to make, and
-    /// tenure_shared_remake fails with EOPNOTSUPP. A process that opens the memory sets its own callback
-    /// (tenure_shared_set_refill). A handler for SIGBUS is installed.
+    /// Only callbacks make chunks of such memory: tenure_shared_pin returns none to make, and
+    /// tenure_shared_remake fails with EOPNOTSUPP. A process that opens the memory sets its own
+    /// callback (tenure_shared_set_refill). tenure installs a handler for SIGBUS.
     ///
     /// For touches one thread runs all callbacks. So a callback must not touch such memory without a pin,
     /// and must not wait for a thread that does so (for its lock, for instance).
@@ -75,10 +76,10 @@ impl Default for tenure_shared_opts {
     }
 }
 
-/// Volatile memory that several processes share, as one of them has it open. It is made of chunks,
-/// numbered from 0. A process pins a chunk to use it. While nobody has a chunk pinned, any process
-/// that has the memory open may give its pages back when memory is short. The next process that pins
-/// the chunk is told, and makes the bytes again.
+/// Volatile memory that several processes share, as one of them has it open. It consists of chunks,
+/// numbered from 0. A process pins a chunk to use it. While no process has a chunk pinned, any
+/// process that has the memory open may give its pages back when memory is short. The next process
+/// that pins the chunk gets a report, and makes the bytes again.
 pub struct tenure_shared {
     shared: SharedVolatile,
 }
@@ -118,10 +119,10 @@ fn copy_of(fd: c_int) -> Outcome<OwnedFd> {
 }
 
 /// Makes shared volatile memory of `len` bytes, rounded up to whole chunks, for this process, its
-/// children, and every process that is given the descriptor. `opts` may be NULL. It takes no memory
+/// children, and every process that gets the descriptor. `opts` may be NULL. It takes no memory
 /// before the first chunk is made, but 128 bytes for each chunk. Free it with tenure_shared_free.
 ///
-/// Errors (NULL): EINVAL: a size is none. E2BIG: something is set that this version does not know.
+/// Errors (NULL): EINVAL: a wrong size. E2BIG: something is set that this version does not know.
 /// EMFILE, ENFILE, ENOMEM: no descriptor, no address space. ENOENT: there is no /proc. EAGAIN: no
 /// thread.
 #[unsafe(no_mangle)]
@@ -153,8 +154,8 @@ pub unsafe extern "C" fn tenure_shared_new(
 }
 
 /// Opens memory that another process has made, by its descriptor: inherited, or received. The
-/// descriptor stays the caller's, who may close it afterwards. No process can crash this one by what
-/// it writes to the memory's header.
+/// caller keeps the descriptor, and may close it afterwards. No process can crash this one by a
+/// write to the memory's header.
 ///
 /// Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
 /// it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
@@ -169,9 +170,9 @@ pub extern "C" fn tenure_shared_open(fd: c_int) -> *mut tenure_shared {
     })
 }
 
-/// Does what tenure_shared_open does, to pin and read only: a chunk that is gone stays gone for this
-/// process, and a write to the bytes ends it. The descriptor is open for writing all the same, because
-/// a pin is written.
+/// As tenure_shared_open, to pin and read only: a chunk that is gone stays gone for this process,
+/// and a write to the bytes ends it. The descriptor is open for writing all the same, because a pin
+/// is written.
 ///
 /// Errors (NULL): as tenure_shared_open.
 #[unsafe(no_mangle)]
@@ -183,8 +184,8 @@ pub extern "C" fn tenure_shared_open_read_only(fd: c_int) -> *mut tenure_shared 
     })
 }
 
-/// Ends this process's use of the memory, with its pins. NULL does nothing. No other call on it may be
-/// under way, and its addresses are invalid afterwards. Other processes keep the memory.
+/// Ends this process's use of the memory, with its pins. NULL does nothing. No other thread may be
+/// in a call on it, and its addresses are invalid afterwards. Other processes keep the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_shared_free(s: *mut tenure_shared) {
     status("tenure_shared_free", || {
@@ -262,10 +263,10 @@ pub unsafe extern "C" fn tenure_shared_chunk_size(s: *const tenure_shared) -> us
     })
 }
 
-/// Returns the address of a chunk's first byte. It stays the same until tenure_shared_free; neighbouring
-/// chunks lie side by side. A touch without a pin of what is gone raises SIGBUS where
-/// tenure_shared_is_watched, or has it made (refill of struct tenure_shared_opts); elsewhere it reads
-/// zeros.
+/// Returns the address of a chunk's first byte. It stays the same until tenure_shared_free;
+/// neighbouring chunks lie side by side. If tenure_shared_is_watched, a touch of a purged chunk
+/// without a pin raises SIGBUS, or makes the chunk (refill of struct tenure_shared_opts); otherwise
+/// it reads zeros.
 ///
 /// Errors (NULL): EINVAL: NULL; there is no such chunk.
 #[unsafe(no_mangle)]
@@ -276,8 +277,8 @@ pub unsafe extern "C" fn tenure_shared_addr(s: *const tenure_shared, chunk: usiz
     })
 }
 
-/// Returns 1 if a touch without a pin of what is gone raises SIGBUS in this process (userfaultfd), and
-/// 0 if it reads zeros.
+/// Returns 1 if a touch of a purged chunk without a pin raises SIGBUS in this process
+/// (userfaultfd), and 0 if it reads zeros.
 ///
 /// Errors (-1): EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -324,12 +325,13 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
     })
 }
 
-/// Pins `count` chunks from `first` on, and tells in the same step what became of each. Of all threads
-/// and processes that pin a purged chunk exactly one is told.
+/// Pins `count` chunks from `first` on, and reports in the same step the state of each. If many
+/// threads and processes pin a purged chunk, exactly one of them gets it to make.
 ///
 /// Returns 0 if all are intact; 1 if the caller makes at least one of them; 2 if it makes none, and
-/// others are making some (tenure_shared_wait). `states` has room for `count` values and is given each
-/// chunk's state, TENURE_SHARED_INTACT to TENURE_SHARED_BEING_MADE; NULL is allowed for one chunk.
+/// others are making some (tenure_shared_wait). `states` has room for `count` values, and the call
+/// writes each chunk's state there, TENURE_SHARED_INTACT to TENURE_SHARED_BEING_MADE; NULL is
+/// allowed for one chunk.
 ///
 /// A chunk that the caller makes has its memory, all zeros. The caller writes its bytes, and then calls
 /// tenure_shared_finish, or tenure_shared_abandon if it cannot make them. It does so before it waits
@@ -341,13 +343,14 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
 ///
 /// Cost: no system call for chunks that are intact, about 30 ns each.
 ///
-/// With a refill callback no chunk is the caller's to make: it is intact, being made, or the call fails.
+/// With a refill callback the caller makes no chunk: a chunk is intact or being made, or the call
+/// fails.
 ///
-/// Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open to
-/// read only, or made by refill callbacks, of which this process has none. EIO: the refill callback
-/// failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk. EUSERS: this process has a chunk pinned 32,767 times.
-/// EPROTO: another process has overwritten the header. None is pinned then, and what the call was told
-/// is told again.
+/// Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open
+/// to read only, or made by refill callbacks, of which this process has none. EIO: the refill
+/// callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
+/// EUSERS: this process has a chunk pinned 32,767 times. EPROTO: another process has overwritten
+/// the header. None is pinned then, and the next call gets the same reports.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_shared_pin(
@@ -404,8 +407,8 @@ fn undo(shared: &SharedVolatile, chunk: usize, state: c_uchar) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes back a pin of each of `count` chunks from `first` on. The program does not touch the bytes
-/// through it any more.
+/// Takes back a pin of each of `count` chunks from `first` on. The program must no longer touch the
+/// bytes through it.
 ///
 /// Errors: EINVAL: NULL; there are no such chunks; this process does not have one of them pinned (the
 /// others are unpinned all the same).
@@ -436,8 +439,8 @@ pub unsafe extern "C" fn tenure_shared_unpin(
     })
 }
 
-/// Pins a chunk if it is intact. Returns 0, or 1 if it is gone or being made: then it is not pinned,
-/// and nobody was told.
+/// Pins a chunk if it is intact. Returns 0, or 1 if it is gone or being made: then it is not
+/// pinned, and its report stays for the next pin.
 ///
 /// Errors: as tenure_shared_pin, but for ENOMEM and EACCES.
 #[unsafe(no_mangle)]
@@ -465,8 +468,8 @@ unsafe fn end_making(s: *mut tenure_shared, chunk: usize, made: bool) -> Outcome
     }
 }
 
-/// Says that a chunk that the caller makes is made: from now on others find its bytes. Wakes those who
-/// wait for it. The pin stays.
+/// Declares a chunk that the caller makes complete: from now on others find its bytes. It wakes the
+/// threads that wait for the chunk. The pin stays.
 ///
 /// Errors: EINVAL: NULL; there is no such chunk; this process does not make it.
 #[unsafe(no_mangle)]
@@ -477,7 +480,7 @@ pub unsafe extern "C" fn tenure_shared_finish(s: *mut tenure_shared, chunk: usiz
     })
 }
 
-/// Gives up the making of a chunk. Its bytes are gone, and the next pin is told
+/// Gives up the making of a chunk. Its bytes are gone, and the next pin gets it to make
 /// (TENURE_SHARED_HALF_MADE). The caller's pin stays until it unpins the chunk.
 ///
 /// Errors: as tenure_shared_finish.
@@ -489,10 +492,10 @@ pub unsafe extern "C" fn tenure_shared_abandon(s: *mut tenure_shared, chunk: usi
     })
 }
 
-/// Waits until a chunk that the caller has pinned and another makes is made, at most `timeout_ms`
-/// milliseconds. Less than 0: for as long as it takes. Returns 0 if it is intact, and 1 if its maker
-/// has died or given up: then the caller makes it. The caller has its one pin afterwards as before,
-/// after an error, too.
+/// Waits until another thread or process has made a chunk that the caller has pinned, at most
+/// `timeout_ms` milliseconds. Less than 0: without a limit. Returns 0 if it is intact, and 1 if its
+/// maker has died or given up: then the caller makes it. The caller keeps its one pin, after an
+/// error, too.
 ///
 /// Errors: ETIMEDOUT. Those of tenure_shared_pin. If the waiting thread is itself the maker, a wait
 /// without an end never ends.
@@ -519,11 +522,12 @@ pub unsafe extern "C" fn tenure_shared_wait(
     })
 }
 
-/// Pins an intact chunk to change it in place, if nobody else has it pinned. Until
-/// tenure_shared_finish others find the chunk being made; after tenure_shared_abandon it is gone.
+/// Pins an intact chunk to change it in place, if it has no other pin. Until tenure_shared_finish
+/// others find the chunk being made; after tenure_shared_abandon it is gone.
 ///
-/// Errors: EINVAL: NULL; there is no such chunk. EBUSY: somebody has it pinned, or it is not intact.
-/// EACCES: open to read only. EOPNOTSUPP: a refill callback makes it. Others as tenure_shared_pin. The chunk is not pinned then.
+/// Errors: EINVAL: NULL; there is no such chunk. EBUSY: it has another pin, or it is not intact.
+/// EACCES: open to read only. EOPNOTSUPP: a refill callback makes it. Others as tenure_shared_pin.
+/// The chunk is not pinned then.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_shared_remake(s: *mut tenure_shared, chunk: usize) -> c_int {
@@ -562,8 +566,8 @@ pub unsafe extern "C" fn tenure_shared_priority(s: *const tenure_shared, chunk: 
     })
 }
 
-/// Purges those of `count` chunks from `first` on that nobody has pinned, as happens when memory is
-/// short. Returns how many.
+/// Purges those of `count` chunks from `first` on that have no pin, as the worker does when memory
+/// is short. Returns their number.
 ///
 /// Errors (-1): EINVAL: NULL; there are no such chunks. EUSERS: as tenure_shared_pin.
 #[unsafe(no_mangle)]

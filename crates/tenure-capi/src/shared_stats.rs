@@ -7,8 +7,8 @@ use crate::shared::{shared, tenure_shared};
 use crate::sized;
 use libc::c_int;
 
-/// What shared memory holds now, and what happened to it so far, in all processes. Written by
-/// tenure_shared_stats.
+/// The present state of shared memory, and its counters so far, in all processes.
+/// tenure_shared_stats writes them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_shared_stats {
@@ -16,28 +16,28 @@ pub struct tenure_shared_stats {
     pub chunks: u64,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// Chunks that nobody has made yet.
+    /// Chunks that no process has made yet.
     pub fresh: u64,
     /// Chunks whose bytes are there.
     pub intact: u64,
-    /// Chunks that are purged, and nobody was told yet.
+    /// Chunks that are purged, and that no pin has reported yet.
     pub purged: u64,
     /// Chunks that are being made.
     pub making: u64,
-    /// Chunks that somebody has pinned.
+    /// Chunks that a process has pinned.
     pub pinned: u64,
     /// Processes that have the memory open.
     pub processes: u64,
     /// Chunks purged so far.
     pub purges: u64,
-    /// Processes that died with the memory open, so far, and whose pins were taken away.
+    /// Processes that died with the memory open so far, and whose pins tenure removed.
     pub buried: u64,
     /// Chunks whose state is none of tenure's.
     pub damaged: u64,
 }
 
-/// Writes what the memory holds and what happened to it to `*out`, which has `size` bytes, as
-/// tenure_stats does. Takes away first what dead processes left.
+/// Writes the statistics of the memory to `*out`, which has `size` bytes, as tenure_stats does. It
+/// first removes the pins of dead processes.
 ///
 /// Cost: a look at each chunk (about 20 ns), and three system calls for each process that has it open.
 ///

@@ -14,7 +14,7 @@ pub const TENURE_DETECTION_USERFAULTFD: c_int = 1;
 /// exactly. The program must not write to a marked range, and touches are not refilled.
 pub const TENURE_DETECTION_WORDS: c_int = 2;
 
-/// Called for a touch of a purged page. `address` is what was touched. `[range, range + len)` is
+/// Called for a touch of a purged page. `address` is the touched address. `[range, range + len)` is
 /// the volatile range around it, as tenure knows it (neighbouring marks may have been merged). If
 /// it returns 0, the signal goes on; otherwise the access is tried again.
 pub type tenure_purged_access_fn =

@@ -60,7 +60,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
                 libc::E2BIG,
                 format!(
                     "byte {at} of the structure is set, and this version of tenure knows {known} \
-                     bytes of it; zero what is newer, or use a newer library"
+                     bytes of it; zero the newer fields, or use a newer library"
                 ),
             ));
         }

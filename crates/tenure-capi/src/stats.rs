@@ -6,8 +6,9 @@ use crate::report::status;
 use crate::sized;
 use libc::c_int;
 
-/// What tenure holds, and what it did. Written by tenure_stats. Numbers named `total_` count since
-/// the process started (in a forked child: since its oldest ancestor did), the others are of now.
+/// The state and the counters of tenure. tenure_stats writes them. Numbers named `total_` count
+/// since the process started (in a forked child: since its oldest ancestor did), the others are of
+/// now.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tenure_stats {
@@ -24,7 +25,7 @@ pub struct tenure_stats {
     pub marked_bytes: u64,
     /// Ranges that the kernel may take, or has taken.
     pub offered: u64,
-    /// Their bytes; tenure_survey says how many are still there.
+    /// Their bytes; tenure_survey counts those that are still there.
     pub offered_bytes: u64,
     /// How often the tracked ranges of now were pinned or unmarked (each counts to 2^32).
     pub pins: u64,
@@ -36,7 +37,7 @@ pub struct tenure_stats {
     pub total_revivals: u64,
     /// Their bytes, as far as they were still there.
     pub total_revived_bytes: u64,
-    /// Ranges that had lost something when they were taken back.
+    /// Ranges that had lost pages when they were taken back.
     pub total_purges: u64,
     /// The bytes they had lost.
     pub total_purged_bytes: u64,
@@ -47,7 +48,7 @@ pub struct tenure_stats {
     /// Calls of refill callbacks that failed.
     pub total_failed_refills: u64,
     /// Offers that the kernel refused, or that would have split a huge page, or taken pages that
-    /// another process shares. They are tried again later.
+    /// another process shares. The worker tries them again later.
     pub total_refused_offers: u64,
     /// Times the kernel reported pressure.
     pub total_pressure_events: u64,

@@ -15,7 +15,7 @@ use tenure_core::Volatile;
 /// For refill_scope: the callback makes the bytes that it is asked for, single pages and longer
 /// extents.
 pub const TENURE_REFILL_PAGES: c_uint = 0;
-/// For refill_scope: the callback always makes the whole buffer. tenure uses only what was purged.
+/// For refill_scope: the callback always makes the whole buffer. tenure uses only the purged bytes.
 pub const TENURE_REFILL_WHOLE: c_uint = 1;
 
 /// Makes `len` bytes from `offset` on again, into `bytes` (which is not the buffer itself). Returns
@@ -186,7 +186,7 @@ pub extern "C" fn tenure_volatile_new(len: usize) -> *mut tenure_volatile {
     pointer("tenure_volatile_new", || make(len, &tenure_volatile_opts::default()))
 }
 
-/// Does what tenure_volatile_new does, with options. NULL stands for the defaults.
+/// As tenure_volatile_new, with options. NULL stands for the defaults.
 ///
 /// Errors (NULL): as tenure_volatile_new; EINVAL also for a wrong size, priority or refill_scope.
 /// E2BIG: something is set that this version does not know. After an error arg stays the caller's.
@@ -217,13 +217,13 @@ pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
     });
 }
 
-/// Pins the buffer: its bytes stay. Returns 0 if everything is as it was last written, and 1 if
-/// something is gone and reads as zeros. `*bytes` is then their address, which is always the same;
-/// `bytes` may be NULL. A refill callback makes again what is gone, and the call returns 0.
+/// Pins the buffer: its bytes stay. Returns 0 if every byte is the last one written, and 1 if some
+/// bytes are gone and read as zeros. `*bytes` is then their address, which is always the same;
+/// `bytes` may be NULL. A refill callback makes lost bytes again, and the call returns 0.
 ///
 /// Pins are counted: each needs its tenure_volatile_unpin, on any thread, and the buffer is
-/// volatile again after the last. Once something was lost every pin returns 1, nested pins too,
-/// until the program calls tenure_volatile_restored.
+/// volatile again after the last. After a loss every pin returns 1, nested pins too, until the
+/// program calls tenure_volatile_restored.
 ///
 /// The bytes may be written while they are pinned. Threads that have them pinned at once must agree
 /// among themselves.
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn tenure_volatile_pin(
     })
 }
 
-/// Takes a pin away: exactly one for each tenure_volatile_pin that did not fail.
+/// Removes a pin: call it exactly once for each tenure_volatile_pin that did not fail.
 ///
 /// Errors: EINVAL: NULL, or it is not pinned.
 #[unsafe(no_mangle)]
@@ -272,9 +272,9 @@ pub unsafe extern "C" fn tenure_volatile_unpin(v: *mut tenure_volatile) -> c_int
     })
 }
 
-/// Reports what was lost and not restored: it calls `gone` (which may be NULL) for each extent,
-/// with its offset in the buffer, in order. Returns 0 if nothing is lost, and 1 otherwise. Call it
-/// while the buffer is pinned: the result holds as long as the pin.
+/// Reports the bytes that are lost and not restored: it calls `gone` (which may be NULL) for each
+/// extent, with its offset in the buffer, in order. Returns 0 if nothing is lost, and 1 otherwise.
+/// Call it while the buffer is pinned: the result holds as long as the pin.
 ///
 /// Errors: as tenure_volatile_pin.
 #[unsafe(no_mangle)]
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn tenure_volatile_address(v: *const tenure_volatile) -> *
     })
 }
 
-/// Tells the kernel now that it may take the bytes, without the usual wait.
+/// Offers the bytes to the kernel now, without the usual wait.
 ///
 /// Errors: EINVAL: NULL, or pinned. Others as tenure_offer_now.
 #[unsafe(no_mangle)]
@@ -359,8 +359,8 @@ pub unsafe extern "C" fn tenure_volatile_offer_now(v: *mut tenure_volatile) -> c
     })
 }
 
-/// Does what tenure_volatile_offer_now does, and has the kernel discard the bytes by its own
-/// reclaim. `*gone` (`gone` may be NULL) is then the number of bytes that are gone.
+/// As tenure_volatile_offer_now, and makes the kernel discard the bytes by its own reclaim. `*gone`
+/// (`gone` may be NULL) is then the number of bytes that are gone.
 ///
 /// Errors: as tenure_volatile_offer_now.
 #[unsafe(no_mangle)]

@@ -8,15 +8,15 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  tenure doctor                      what this kernel allows
+  tenure doctor                      the features that this kernel allows
   tenure demo                        a cache under real memory pressure
   tenure demo --limit 1G --dir /srv  the same, larger, on your own files
   tenure populate /srv/model.bin     read a file into the page cache
   tenure lock --follow /srv/www      lock files there until Ctrl-C
   tenure run -- ./server             large blocks from the pool
-  tenure inspect 1234                where a process has its memory
-  tenure explain lock 5G             whether 5 GiB may be locked
-  tenure bench --list                the benchmarks there are
+  tenure inspect 1234                the memory of a process, by mapping
+  tenure explain lock 5G             whether you may lock 5 GiB
+  tenure bench --list                the list of benchmarks
   tenure bench cache --quick         one of them, in a few seconds
   tenure bench --html bench.html     all of them in 15 minutes, as a page
 
@@ -34,7 +34,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Try what this kernel allows, and print what to do where it does not.
+    /// Try the features of this kernel, and print a remedy for each that is missing.
     Doctor(doctor::Args),
     /// Serve real files from several caches in turn, beside a neighbour whose need for memory rises and falls.
     Demo(demo::Args),
@@ -42,11 +42,11 @@ enum Command {
     Populate(populate::Args),
     /// Lock files in memory until interrupted, and follow them when they change.
     Lock(lock::Args),
-    /// Run a program as it is, with large blocks from the pool and large unmaps without stalls.
+    /// Run a program unchanged, with large blocks from the pool and large unmaps without stalls.
     Run(run::Args),
-    /// Print whether SIZE bytes could be locked or populated, and what to change if not.
+    /// Print whether a process may lock or populate SIZE bytes, and the remedy if not.
     Explain(explain::Args),
-    /// Print where a process has its memory, and what tenure does in it.
+    /// Print the memory of a process by mapping, with tenure's figures.
     Inspect(inspect::Args),
     /// Show programs that use tenure while they run.
     Top(top::Args),
@@ -54,7 +54,7 @@ enum Command {
     Metrics(metrics::Args),
     /// Measure tenure against the alternatives on this machine (needs the program tenure-bench).
     Bench(bench::Args),
-    /// Make one page of benchmark runs that were kept (needs the program tenure-bench).
+    /// Make one page from the JSON files of benchmark runs (needs the program tenure-bench).
     Report(bench::ReportArgs),
     /// Print the completions of this command for a shell.
     Completions(completions::Args),

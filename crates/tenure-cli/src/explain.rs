@@ -21,7 +21,7 @@ Examples:
 
 Exit codes: 0 it fits, 1 it does not, 2 wrong usage.";
 
-/// Print whether SIZE bytes could be locked or populated, and what to change if not.
+/// Print whether a process may lock or populate SIZE bytes, and the remedy if not.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -31,17 +31,17 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Against RLIMIT_MEMLOCK, CAP_IPC_LOCK and the memory that is free.
+    /// Compare SIZE with RLIMIT_MEMLOCK, CAP_IPC_LOCK and the free memory.
     #[command(after_help = HELP)]
     Lock(Asked),
-    /// Against the memory that is free to this process.
+    /// Compare SIZE with the memory that is free for this process.
     #[command(after_help = HELP)]
     Populate(Asked),
 }
 
 #[derive(Debug, clap::Args)]
 struct Asked {
-    /// How much, as 4096, 64M or 1.5G (powers of 1024), or 500MB (powers of 1000).
+    /// Bytes, as 4096, 64M or 1.5G (powers of 1024), or 500MB (powers of 1000).
     #[arg(value_parser = size::parse)]
     size: u64,
     /// Print one JSON object.
@@ -168,9 +168,9 @@ fn populate(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
         writeln!(out, "populate {}: {verdict}", size::exact(asked.size))?;
         writeln!(out, "  memory free     {}, {limited_by}", size::exact(room.available))?;
         if !fits {
-            let why = "More than that pushes out what is clean in the page cache, and of memory that has no \
-                       file it ends in the kernel's OOM killer. Populate less, free memory, or raise the \
-                       limit of the cgroup.";
+            let why = "A larger populate of files pushes clean pages out of the page cache. A \
+                larger populate of other memory ends in the kernel's OOM killer. Populate less, \
+                free memory, or raise the limit of the cgroup.";
             out.write_all(wrap(why, 0, width()).as_bytes())?;
         }
     }

@@ -11,18 +11,19 @@ use std::path::{Path, PathBuf};
 use tenure::metrics::Metrics;
 
 const HELP: &str = "\
-For programs that use tenure, also under `tenure run`. Each line has the labels pid and name. A program can serve \
-its own metrics with tenure::metrics::render().
+The command prints programs that use tenure, also under `tenure run`. Each line has the labels pid \
+and name. A program can serve its own metrics with tenure::metrics::render().
 
-The text is OpenMetrics. With --prometheus it is Prometheus' older text format, which the textfile collector of \
-node_exporter reads.
+The text is OpenMetrics. With --prometheus it is Prometheus' older text format, which the textfile \
+collector of node_exporter reads.
 
 Examples:
   tenure metrics $(pgrep -x redis-server)
   tenure metrics --tree $(cat /run/postgresql.pid)
   tenure metrics --all --prometheus --output /var/lib/node_exporter/tenure.prom
 
-Exit codes: 0 success, 1 some process could not be read, or does not use tenure, 2 wrong usage.";
+Exit codes: 0 success, 1 the command could not read a process, or a process does not use tenure, 2 \
+wrong usage.";
 
 /// Print figures of programs that use tenure as OpenMetrics text.
 #[derive(Debug, clap::Args)]
@@ -31,16 +32,16 @@ pub struct Args {
     /// The numbers of the processes.
     #[arg(required_unless_present = "all", value_name = "PID")]
     pids: Vec<u32>,
-    /// One sum for the processes and all their descendants.
+    /// Print one sum for the processes and all their descendants.
     #[arg(long)]
     tree: bool,
-    /// All processes that use tenure and that this user may read.
+    /// Print all processes that use tenure and that this user may read.
     #[arg(long, conflicts_with = "pids")]
     all: bool,
     /// Print Prometheus' older text format.
     #[arg(long)]
     prometheus: bool,
-    /// Replace a file in one step, for readers that come at any time.
+    /// Replace FILE in one step, so that no reader sees half of it.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -74,12 +74,12 @@ pub enum WhyNot {
 impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyNot::Charged => f.write_str("vm.overcommit_memory is 2: what is kept would count"),
+            WhyNot::Charged => f.write_str("vm.overcommit_memory is 2: free runs would count"),
             WhyNot::Limited => {
-                f.write_str("RLIMIT_AS or RLIMIT_DATA is set: what is kept would count")
+                f.write_str("RLIMIT_AS or RLIMIT_DATA is set: free runs would count")
             }
-            WhyNot::Programs => f.write_str("the program brings its own"),
-            WhyNot::Other(name) => write!(f, "{name} is in its place"),
+            WhyNot::Programs => f.write_str("the program has its own"),
+            WhyNot::Other(name) => write!(f, "{name} takes its place"),
         }
     }
 }

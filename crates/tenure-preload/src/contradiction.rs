@@ -22,8 +22,8 @@ pub fn settle() {
         ALLOCATIONS.serve_no_more();
         MAPPINGS.serve_no_more();
         say(format_args!(
-            "TENURE_LOCK keeps all memory, and TENURE_LARGE and TENURE_MMAP are there to give it back: the pool is \
-             left off; choose one"
+            "TENURE_LOCK keeps all memory, and TENURE_LARGE and TENURE_MMAP give memory back: the \
+             pool stays off; choose one"
         ));
     }
 }

@@ -84,7 +84,7 @@ pub fn constructor() {
     }
     if let Some(signal) = signal.filter(|signal| !on_signal::install(*signal)) {
         say(format_args!(
-            "no report comes at a signal: the kernel refuses a handler of {signal:?}"
+            "no report comes at a signal: the kernel refuses a handler for {signal:?}"
         ));
     }
     if let Some(lock) = lock {

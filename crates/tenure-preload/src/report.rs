@@ -307,13 +307,13 @@ fn write(
     match Allocator::found() {
         Some(Allocator::Programs) => writeln!(
             text,
-            "  coverage: malloc is the program's own, linked into it: its calls are not seen, its mmap and \
-             munmap are if they go through the C library"
+            "  coverage: malloc is the program's own, linked into it: tenure sees none of its \
+             calls, and its mmap and munmap only through the C library"
         )?,
         Some(Allocator::Other(name)) => writeln!(
             text,
-            "  coverage: malloc is that of {name}, which serves all of it: it has calls of its own that take \
-             blocks back"
+            "  coverage: malloc is that of {name}, which serves all of it: it has calls of its \
+             own that free blocks"
         )?,
         _ => {}
     }
@@ -339,7 +339,7 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
     )?;
     writeln!(
         text,
-        "  longest stall: {:.3} ms in a munmap of the program's, {:.3} ms of others by a slice of a teardown",
+        "  longest stall: {:.3} ms in a munmap of the program, {:.3} ms of other threads by a slice of a teardown",
         LONGEST_MUNMAP_NS.get() as f64 / 1e6,
         retire::longest_slice().as_secs_f64() * 1e3,
     )

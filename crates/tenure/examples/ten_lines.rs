@@ -17,7 +17,7 @@ fn main() -> tenure::Result<()> {
     tiles.pin_mut()?.fill(7); // pinned until the end of this line
     if tiles.pin()?.outcome() == tenure::Outcome::Purged {
         tiles.pin_mut()?.fill(7); // some of it is gone: make it again,
-        tiles.restored(); // and say so
+        tiles.restored(); // the contents are good again
     }
     assert_eq!(tiles.pin()?[0], 7);
     Ok(())

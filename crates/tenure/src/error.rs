@@ -135,9 +135,9 @@ impl Error {
                 "free memory, raise the memory limit, or raise vm.max_map_count",
             ),
             rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => {
-                (ErrorKind::Unsupported, "run `tenure doctor` to see what this kernel offers")
+                (ErrorKind::Unsupported, "run `tenure doctor` to see the features of this kernel")
             }
-            _ => (ErrorKind::System, "run `tenure doctor` to see what this kernel offers"),
+            _ => (ErrorKind::System, "run `tenure doctor` to see the features of this kernel"),
         };
         Error::new(kind, call, format!("{syscall} failed: {errno}"), remedy)
             .with_errno(errno.raw_os_error())

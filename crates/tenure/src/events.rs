@@ -20,7 +20,7 @@
 //! | a feature is missing | `WARN`, or `INFO` where tenure has a substitute | `name`, `what`, `errno`, `consequence`, `remedy` |
 //! | memory is short | `INFO` | `reports` of the kernel |
 //! | memory is no longer short | `INFO` | `offered_bytes`, and of these `gone_bytes`: the purged ones |
-//! | purges were told | `INFO` | `ranges` that had lost something when they were taken back, `bytes` |
+//! | purges were reported | `INFO` | `ranges` that had lost something when they were taken back, `bytes` |
 //! | refills failed | `WARN` | `failures`, `cause` of the last one |
 //! | populates failed | `WARN` | `failures` |
 //! | the pool is empty | `INFO` | `returned_bytes`: all free blocks have given up their memory |
@@ -202,7 +202,7 @@ fn missing_features() {
 fn memory(more: &dyn Fn(fn(&Totals) -> u64) -> u64) {
     let (ranges, bytes) = (more(|all| all.purges), more(|all| all.purged_bytes));
     if ranges > 0 {
-        sent(|| info!(target: "tenure", ranges, bytes, "purges were told"));
+        sent(|| info!(target: "tenure", ranges, bytes, "purges were reported"));
     }
     let failures = more(|all| all.failed_refills);
     if failures > 0 {

@@ -113,7 +113,7 @@ fn a_purge_is_sent_when_it_was_told() {
         let gone = waited(|| purged(&mut object));
         assert!(gone);
         assert_eq!(object.pin().unwrap().outcome(), Outcome::Purged);
-        let told = event("purges were told");
+        let told = event("purges were reported");
         assert_eq!(told.level, Level::INFO);
         assert!(told.number("ranges") >= 1 && told.number("bytes") >= PAGE as u64, "{told:?}");
         assert_eq!(event("memory was offered").level, Level::DEBUG);
@@ -305,7 +305,7 @@ fn one_at_a_time_and_the_end_sends_what_is_left() {
         assert!(gone);
         let _ = object.pin().unwrap().outcome();
         drop(events);
-        assert!(all().iter().any(|seen| seen.message == "purges were told"), "{:#?}", all());
+        assert!(all().iter().any(|seen| seen.message == "purges were reported"), "{:#?}", all());
         drop(events::send(OFTEN).unwrap());
     });
 }

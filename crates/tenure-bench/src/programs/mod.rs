@@ -155,7 +155,7 @@ fn await_server(server: &mut Running, ready: &[std::ffi::OsString]) -> io::Resul
     while ask(ready).is_err() {
         server.is_alive()?;
         if start.elapsed() > PATIENCE {
-            return Err(io::Error::other("the server does not answer"));
+            return Err(io::Error::other("the server does not respond"));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

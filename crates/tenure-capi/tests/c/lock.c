@@ -69,8 +69,8 @@ static void refused(unsigned char *p)
     CHECK(held_as(p, "--------"));
     FAILS(tenure_munlock2(p, LEN, 0), EINVAL, "no kind of lock");
     FAILS(tenure_munlock2(p, LEN, 4), EINVAL, "unknown flags 0x4");
-    FAILS(tenure_mlockall(0), EINVAL, "neither what is mapped now");
-    FAILS(tenure_mlockall(MCL_ONFAULT), EINVAL, "neither what is mapped now");
+    FAILS(tenure_mlockall(0), EINVAL, "neither present nor future");
+    FAILS(tenure_mlockall(MCL_ONFAULT), EINVAL, "neither present nor future");
     FAILS(tenure_mlockall(MCL_CURRENT | 64), EINVAL, "unknown flags 0x40");
     FAILS(tenure_munlockall2(0), EINVAL, "nothing is named");
     CHECK(tenure_mvolatile(p, PAGE) == 0);

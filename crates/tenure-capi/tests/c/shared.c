@@ -80,7 +80,7 @@ static void ranges(void)
     FAILS(tenure_shared_wait(s, 0, 1), ETIMEDOUT, "being made");
     CHECK(tenure_shared_finish(s, 0) == 0);
     CHECK(tenure_shared_wait(s, 0, -1) == 0);
-    FAILS(tenure_shared_remake(s, 0), EBUSY, "pinned by somebody else");
+    FAILS(tenure_shared_remake(s, 0), EBUSY, "pinned by another");
     CHECK(tenure_shared_unpin(s, 0, 1) == 0 && tenure_shared_unpin(s, 0, 1) == 0);
     FAILS(tenure_shared_unpin(s, 0, 1), EINVAL, "not pinned");
 
@@ -111,7 +111,7 @@ static void errors(void)
     FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "power of two");
     opts.chunk_size = PAGE;
     opts.processes = 2000;
-    FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "2000 processes");
+    FAILS_NULL(tenure_shared_new(MIB, &opts), EINVAL, "processes is 2000");
     opts.processes = 3;
     struct tenure_shared *s = tenure_shared_new(MIB, &opts);
     CHECK(s && tenure_shared_chunks(s) == MIB / PAGE);

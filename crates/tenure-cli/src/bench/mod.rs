@@ -22,7 +22,7 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-/// Make one page of benchmark runs that were kept (needs the program tenure-bench).
+/// Make one page from the JSON files of benchmark runs (needs the program tenure-bench).
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct ReportArgs {

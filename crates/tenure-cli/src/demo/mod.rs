@@ -48,7 +48,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = args.sizes().map_err(WrongUsage)?;
     let enforcement = Enforcement::choose(args.limit, args.stand_in);
     if let (Enforcement::StandIn { reason }, 2..) = (&enforcement, args.workers) {
-        let why = "--workers needs a memory cgroup: what workers share only the kernel counts";
+        let why =
+            "--workers needs a memory cgroup: only the kernel counts memory that workers share";
         return Err(WrongUsage(format!("{why} ({reason})")).into());
     }
     let interrupted = interruptible()?;
@@ -82,7 +83,7 @@ fn headline(args: &Args, sizes: &Sizes) -> String {
         number => format!("{number} workers and their neighbour"),
     };
     format!(
-        "tenure demo: {} for {served}, who needs between {} and {}; {} ways, {} s each",
+        "tenure demo: {} for {served}, which needs between {} and {}; {} caches, {} s each",
         size::show(args.limit),
         size::show(sizes.neighbour_min),
         size::show(sizes.neighbour_max),
@@ -189,7 +190,7 @@ fn finish(
     let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
     std::fs::write(&args.svg, picture)
         .with_context(|| format!("cannot write {}", args.svg.display()))?;
-    writeln!(out, "  The same as a picture: {}", args.svg.display())?;
+    writeln!(out, "  Picture: {}", args.svg.display())?;
     if let Some(path) = &args.json {
         report::write_json(path, args, enforcement, pieces, outcomes)?;
         writeln!(out, "  Every sample: {}", path.display())?;

@@ -15,11 +15,12 @@ A worker process serves requests for pieces of real files, compressed by zstd. C
 expensive, so the worker keeps the pieces in a cache. It shares a memory cgroup with a neighbour \
 whose need for memory rises and falls twice. The demo runs four caches in turn, with the same \
 requests and the same neighbour: an LRU that is small enough for the neighbour's worst hour, an \
-LRU that uses all the room of the best hour (so the kernel kills one of the two), moka of the size of \
-the worst hour, and tenure's cache, which has no size. Every value that comes from a cache is compared with its checksum.
+LRU that uses all the room of the best hour (so the kernel kills one of the two), moka of the size \
+of the worst hour, and tenure's cache, which has no size. The demo compares every value from a \
+cache with its checksum.
 
-With --workers several processes serve. The three ways are then an LRU of a safe size in each, tenure's \
-cache in each, and one tenure cache that they share.
+With --workers several processes serve. The demo then compares an LRU of a safe size in each, \
+tenure's cache in each, and one tenure cache that they share.
 
 The demo runs as root with memory cgroups v1 or v2, or as a user in a scope of the user's systemd. \
 Without either it enforces the limit itself, and prints that.
@@ -36,7 +37,7 @@ Exit code: 0 if tenure's worker and its neighbour survived and no byte was wrong
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Directory of the files that pieces are taken from.
+    /// Directory of the files that the pieces come from.
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     pub dir: PathBuf,
     /// Seconds for each of the caches.
@@ -51,8 +52,8 @@ pub struct Args {
     /// The neighbour's need in its worst hour [default: two thirds of the limit].
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub neighbour_max: Option<u64>,
-    /// Processes that serve requests. From 2 on, small caches of their own, tenure's caches of their own and one that they
-    /// share are compared.
+    /// Processes that serve requests. From 2 on the demo compares a small cache in each, tenure's cache in each, and
+    /// one cache that they share.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=48))]
     pub workers: u32,
@@ -63,20 +64,20 @@ pub struct Args {
     /// How uneven the requests are: the exponent of Zipf's law.
     #[arg(long, value_name = "S", default_value_t = 0.9)]
     pub zipf: f64,
-    /// zstd's level: the higher, the longer it takes to make a value.
+    /// zstd's level. A value takes longer to make at a higher level.
     #[arg(long, value_name = "N", default_value_t = 6,
           value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
     /// Seed of the random choice of pieces and requests.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Where to write the picture.
+    /// The file for the picture.
     #[arg(long, value_name = "FILE", default_value = "tenure-demo.svg")]
     pub svg: PathBuf,
-    /// Where to write the result with every sample.
+    /// A file for the result with every sample.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Enforce the limit in this program even where a cgroup could be made.
+    /// Enforce the limit in this program, even if it could make a cgroup.
     #[arg(long)]
     pub stand_in: bool,
 }

@@ -135,7 +135,7 @@ pub fn expect<T>(
 ) -> anyhow::Result<T> {
     from.recv_timeout(patience).map_err(|e| {
         let how = match (e, process.ended()) {
-            (RecvTimeoutError::Timeout, _) => "does not answer".to_string(),
+            (RecvTimeoutError::Timeout, _) => "does not respond".to_string(),
             (_, Some(status)) => format!("ended early: {}", describe(status)),
             (_, None) => "closed its pipe".to_string(),
         };

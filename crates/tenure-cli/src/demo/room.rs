@@ -45,8 +45,8 @@ impl Enforcement {
         match self {
             Enforcement::Kernel => None,
             Enforcement::StandIn { reason } => Some(format!(
-                "stand-in: no memory cgroup is used here ({reason}); the limit is enforced by this \
-                 program, not by the kernel's reclaim and OOM killer"
+                "stand-in: no memory cgroup ({reason}), so this program enforces the limit, not \
+                 the kernel's reclaim and OOM killer"
             )),
         }
     }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn the_stand_in_says_what_it_is() {
         let note = Enforcement::choose(1 << 20, true).note().unwrap();
-        assert!(note.contains("stand-in") && note.contains("not by the kernel"), "{note}");
+        assert!(note.contains("stand-in") && note.contains("not the kernel"), "{note}");
         assert_eq!(Enforcement::Kernel.note(), None);
     }
 }

@@ -80,8 +80,8 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
                 size::mib(worker),
                 size::mib(wanted),
                 match death.who {
-                    Who::Worker | Who::Both => "Nothing was served from then on.",
-                    Who::Neighbour => "The run was ended with it.",
+                    Who::Worker | Who::Both => "The demo served nothing from then on.",
+                    Who::Neighbour => "The run ended with it.",
                 }
             ));
         }
@@ -93,7 +93,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
         }
         if outcome.counts.changed_files > 0 {
             remarks.push(format!(
-                "{name}: {} values were not kept, because their files have changed meanwhile.",
+                "{name}: {} values were left out, because their files have changed meanwhile.",
                 size::count(outcome.counts.changed_files)
             ));
         }
@@ -121,7 +121,8 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
         }
     }
     let gets: u64 = outcomes.iter().map(|outcome| outcome.counts.hits).sum();
-    remarks.push(format!("Every one of {} hits was held to its checksum.", size::count(gets)));
+    remarks
+        .push(format!("The demo compared each of {} hits with its checksum.", size::count(gets)));
     remarks
 }
 

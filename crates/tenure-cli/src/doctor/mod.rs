@@ -14,15 +14,15 @@ use tenure::{Finding, Status};
 use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
-Each line is the result of trying a feature once and looking at its effect. WARN: the feature is \
-missing, and tenure replaces it at the price that the line names. FAIL: the feature is missing, and \
-nothing replaces it. The first line, trial, is a separate process that uses tenure as programs do: \
-only there the doctor can see a seccomp filter that kills the process for a system call.
+For each line the command tries a feature once and looks at its effect. WARN: the feature is \
+missing, and tenure replaces it at the price that the line names. FAIL: the feature is missing, \
+and nothing replaces it. The first line, trial, is a separate process that uses tenure as programs \
+do: only there the doctor can see a seccomp filter that kills the process for a system call.
 
-Exit code: 1 if a feature is missing that nothing replaces; with --strict, also if tenure replaces \
-one.";
+Exit code: 1 if a feature is missing and nothing replaces it; with --strict, also if tenure \
+replaces one.";
 
-/// Try what this kernel allows, and print what to do where it does not.
+/// Try the features of this kernel, and print a remedy for each that is missing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = NOTES)]
 pub struct Args {
@@ -156,7 +156,7 @@ fn trial_line(trial: Outcome) -> Line {
         Outcome::Failed(errors) => line(
             format!("a separate process {doing}").into(),
             Some(errors.join("; ")),
-            Some("calls of a program fail as these did"),
+            Some("the calls of a program fail as these did"),
             Some("see the findings below for what the kernel refuses"),
         ),
         Outcome::Ended { step, how: Ending::Filter } => line(
@@ -178,7 +178,7 @@ fn trial_line(trial: Outcome) -> Line {
         Outcome::NotTried(why) => line(
             format!("a separate process {doing}").into(),
             Some(why),
-            Some("whether a seccomp filter kills for a system call is not known"),
+            Some("the doctor cannot know whether a seccomp filter kills for a system call"),
             Some("let tenure start its own program file"),
         ),
     }
@@ -238,7 +238,7 @@ fn text(report: &Report<'_>, width: usize) -> String {
         Err(why) => format!("`tenure run` does not work: {why}"),
     };
     let sum = format!(
-        "{} of {} work, {} replaced, {} missing; purges are found by {}",
+        "{} of {} work, {} replaced, {} missing; tenure finds purges by {}",
         count("works"),
         report.findings.len(),
         count("degraded"),
@@ -260,9 +260,9 @@ fn may_lock(locks: &Locks) -> String {
     let limit = |bytes: Option<u64>| bytes.map_or("unlimited".into(), size::show);
     let (soft, hard) = (limit(locks.soft_limit), limit(locks.hard_limit));
     if locks.exempt {
-        "memory may be locked without limit".into()
+        "this process may lock memory without limit".into()
     } else {
-        format!("memory may be locked up to {soft} (hard limit {hard})")
+        format!("this process may lock up to {soft} (hard limit {hard})")
     }
 }
 
@@ -325,6 +325,6 @@ mod tests {
         assert!(shown.lines().all(|line| line.len() <= 60), "{text}");
         assert!(text.contains("1 of 2 work, 1 replaced, 0 missing"), "{text}");
         assert!(text.contains("does not work: it is nowhere"), "{text}");
-        assert!(text.contains("locked up to 8 MiB (hard limit unlimited)"), "{text}");
+        assert!(text.contains("may lock up to 8 MiB (hard limit unlimited)"), "{text}");
     }
 }

@@ -28,7 +28,7 @@ type Done = Result<(), Box<dyn std::error::Error>>;
 type Step = (&'static str, fn() -> Done);
 
 /// The first step is the doctor's own next action.
-const PROBE: &str = "trying each thing that the kernel may allow";
+const PROBE: &str = "trying each feature of the kernel";
 
 const STEPS: &[Step] = &[
     (PROBE, probe),
@@ -40,7 +40,7 @@ const STEPS: &[Step] = &[
     ("retiring a mapping and waiting for its teardown", retire),
     ("populating a range in two threads", populate),
     ("locking a range on fault and in full", lock),
-    ("asking what of a file is in the page cache", page_cache),
+    ("asking which parts of a file are in the page cache", page_cache),
     ("asking for statistics", statistics),
 ];
 

@@ -249,9 +249,11 @@ fn why(file: &File, offset: u64, addr: usize, failed: Failed) -> Unfilled {
         ErrorKind::NoBacking => {
             let size = file.metadata().map_or(u64::MAX, |metadata| metadata.len());
             Unfilled::Broken(if size <= at {
-                format!("it became shorter while it was read: it ends at byte {size} now")
+                format!("it became shorter during the read: it now ends at byte {size}")
             } else {
-                format!("it cannot be read at byte {at}: the disk or the file system gave an error")
+                format!(
+                    "it cannot be read at byte {at}: the disk or the file system returned an error"
+                )
             })
         }
         ErrorKind::Poisoned => {

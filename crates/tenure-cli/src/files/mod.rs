@@ -29,16 +29,16 @@ pub struct Selection {
     /// Files, and directories with everything below them.
     #[arg(value_name = "FILE", required = true)]
     pub paths: Vec<PathBuf>,
-    /// Follow symbolic links inside directories; those named as FILE always are.
+    /// Follow symbolic links inside directories; the command always follows a FILE that is one.
     #[arg(short = 'L', long)]
     pub dereference: bool,
-    /// Stay on the file system that each FILE is on.
+    /// Stay on the file system of each FILE.
     #[arg(short = 'x', long)]
     pub one_file_system: bool,
-    /// Leave out files that are larger.
+    /// Leave out larger files.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub max_file_size: Option<u64>,
-    /// Only these bytes of each file: A..B, A.. or ..B, as 1M..64M.
+    /// Take only these bytes of each file: A..B, A.. or ..B, as 1M..64M.
     #[arg(long, value_name = "A..B", value_parser = part::parse, default_value = "..", hide_default_value = true)]
     pub range: Part,
 }

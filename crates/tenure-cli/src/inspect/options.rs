@@ -3,13 +3,16 @@
 use clap::ValueEnum;
 
 const HELP: &str = "\
-Columns: size (addresses), resident (in memory), locked, on fault (locked from the first touch on: what is locked \
-by now), lazy-free (the kernel may discard it), swapped, huge (in huge pages). Columns of zeros are left out.
+Columns: size (addresses), resident (in memory), locked, on fault (locked on fault: the pages that \
+are locked by now), lazy-free (the kernel may discard it), swapped, huge (in huge pages). The \
+command leaves out columns of zeros.
 
-With --map each mapping has a strip of its pages: # in memory, H in huge pages, + in part, s swapped, . not in \
-memory. Where the program uses tenure a second line has its ranges: P pinned, m marked, o offered.
+With --map each mapping has a strip of its pages: # in memory, H in huge pages, + in part, s \
+swapped, . not in memory. If the program uses tenure, a second line shows its ranges: P pinned, m \
+marked, o offered.
 
-Figures of tenure need what a debugger needs: root, or the same user where kernel.yama.ptrace_scope is 0.
+For tenure's figures the command needs the rights of a debugger: root, or the same user where \
+kernel.yama.ptrace_scope is 0.
 
 Examples:
   tenure inspect $(pidof redis-server)
@@ -18,19 +21,19 @@ Examples:
   tenure inspect 1234 --tree
   tenure inspect 1234 --json | jq .tenure
 
-Exit codes: 0 all was read, 1 something could not be read, 2 wrong usage.";
+Exit codes: 0 the command has read everything, 1 it could not read a part, 2 wrong usage.";
 
-/// Print where a process has its memory: resident, locked, lazy-free, swapped, huge; and what tenure does in it.
+/// Print the memory of a process by mapping: resident, locked, lazy-free, swapped, huge; with tenure's figures.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
     /// The numbers of the processes.
     #[arg(required_unless_present = "own", value_name = "PID")]
     pub pids: Vec<u32>,
-    /// Look at this command itself: what a process like it has.
+    /// Look at this command itself, as an example.
     #[arg(long = "self", id = "own")]
     pub own: bool,
-    /// Draw the pages of each mapping that is listed.
+    /// Draw the pages of each listed mapping.
     #[arg(long)]
     pub map: bool,
     /// Print one JSON object for each process.
@@ -42,10 +45,10 @@ pub struct Args {
     /// List the first N mappings only; 0 lists all.
     #[arg(long, short = 'n', value_name = "N")]
     pub top: Option<usize>,
-    /// What comes first.
+    /// The order of the list.
     #[arg(long, value_enum, default_value_t = Sort::Resident)]
     pub sort: Sort,
-    /// List also what has nothing in memory nor swapped.
+    /// Also list mappings that have nothing in memory or swapped.
     #[arg(long, short = 'a')]
     pub all: bool,
 }
@@ -61,7 +64,7 @@ pub enum Sort {
     Resident,
     /// Most locked first, on fault or not.
     Locked,
-    /// Most that the kernel may discard first.
+    /// Most lazy-free memory first.
     LazyFree,
     /// Most swapped first.
     Swapped,

@@ -71,8 +71,8 @@ impl Budget {
                 state.asked = None;
             } else {
                 return Err(Trouble::Room(format!(
-                    "{} of it are to be read and kept, and there is room for {} ({}); free memory, \
-                     or use --on-fault, --range, --max-file-size, or --force",
+                    "the file would need {} more memory, and there is room for {} ({}); free \
+                     memory, or use --on-fault, --range, --max-file-size, or --force",
                     size::show(bytes),
                     size::show(state.free),
                     state.limited_by,

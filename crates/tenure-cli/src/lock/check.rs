@@ -98,9 +98,9 @@ pub fn room(need: &Need) -> anyhow::Result<()> {
     let room = crate::room::ask()?;
     if need.missing_pages > room.available {
         anyhow::bail!(
-            "{} are to be read and kept, and there is room for {} ({}); locked memory is not given \
-             back, so something would be killed; name less, or use --on-fault, --range, \
-             --max-file-size, or --force",
+            "the files would need {} of memory, and there is room for {} ({}); the kernel cannot \
+             take locked memory, so it would kill a process; name fewer files, or use --on-fault, \
+             --range, --max-file-size, or --force",
             size::show(need.missing_pages),
             size::show(room.available),
             crate::room::limited_by(&room),

@@ -31,38 +31,39 @@ use watch::{anchors, Watch, LOOK_EVERY};
 const SETTLE: Duration = Duration::from_millis(30);
 
 const HELP: &str = "\
-The command maps the files, locks them, reads the missing parts in parallel, prints what is locked \
-in fact, and stays until Ctrl-C or SIGTERM. Holes of sparse files are left as they are. Everything \
-has to fit into memory and under RLIMIT_MEMLOCK (which the command raises as far as the hard limit \
-allows), or nothing is locked; `tenure explain lock SIZE` prints what to write where. A FILE that \
-is a pipe, a socket or a device is an error; such files inside directories are passed over.
+The command maps the files, locks them, reads the missing parts in parallel, prints how much the \
+kernel has locked, and stays until Ctrl-C or SIGTERM. It leaves holes of sparse files as they are. \
+It locks nothing unless all files fit into memory and under RLIMIT_MEMLOCK (which the command \
+raises as far as the hard limit allows); `tenure explain lock SIZE` prints the lines that raise \
+the limit. A FILE that is a pipe, a socket or a device is an error; the command passes over such \
+files inside directories.
 
 --on-fault reads nothing: it locks the pages that are in the page cache now. The kernel locks \
 further pages only when this process touches them. So with --follow the command locks every 10 \
-seconds the pages that other processes have brought in meanwhile: pages that were used once stay. \
-The limit is charged with the whole length all the same.
+seconds the pages that other processes have read meanwhile: pages that were used once stay. The \
+kernel charges the whole length against the limit all the same.
 
---follow: if a file is replaced (renamed over, or deleted and written anew), the new file is locked \
-before the old one is unlocked. If a file shrinks or grows, its lock does so, too. A deleted file \
-is unlocked after a second. New files in a directory that is named as FILE are locked, and a \
-missing FILE is locked when it appears. If a later file does not fit the limit or memory, the \
-command reports it once and tries again every 10 seconds; what is locked stays. Without --follow, \
-the files that the names meant at the start stay locked, deleted or not.
+--follow: if a file is replaced (renamed over, or deleted and written anew), the command locks the \
+new file before it unlocks the old one. If a file shrinks or grows, its lock does so, too. The \
+command unlocks a deleted file after a second. It locks new files in a directory that is named as \
+FILE, and a missing FILE when it appears. If a later file does not fit the limit or memory, the \
+command reports it once and tries again every 10 seconds; the other files stay locked. Without \
+--follow, the files of the start stay locked, deleted or not.
 
 Each part of a file with data takes a mapping, and vm.max_map_count (65530 by default) bounds the \
-number of mappings. Beyond 256 parts of a file the smallest holes are mapped, too: they are not \
-read, but the limit is charged with them. Under systemd, Type=notify works.
+number of mappings. Beyond 256 parts of a file the command maps the smallest holes, too: it does \
+not read them, but they count against the limit. Under systemd, Type=notify works.
 
 Examples:
   tenure lock /srv/model.bin
   tenure lock --follow -x /srv/www /usr/bin/postgres
   tenure lock --on-fault --follow /var/lib/db
-      what was used once is kept
+      keeps the pages that were used once
   tenure lock --follow --json /srv/www | jq -r .event
   systemd-run -p Type=notify -p LimitMEMLOCK=5G tenure lock /srv/index
 
-Exit codes: 0 everything was locked, and was unlocked on request; 1 something could not be locked; \
-2 wrong usage.";
+Exit codes: 0 everything was locked, and was unlocked on request; 1 the command could not lock a \
+part; 2 wrong usage.";
 
 /// Lock files in memory until interrupted, and follow them when they change.
 #[derive(Debug, clap::Args)]
@@ -70,7 +71,7 @@ Exit codes: 0 everything was locked, and was unlocked on request; 1 something co
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Lock what is in the page cache, and read nothing.
+    /// Lock the pages that are in the page cache, and read nothing.
     #[arg(long)]
     on_fault: bool,
     /// Follow files that are replaced, truncated, extended, deleted or new.
@@ -82,11 +83,11 @@ pub struct Args {
     /// Threads that read [default: as many as are useful].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Begin even if it does not fit into memory.
+    /// Begin even if the files do not fit into memory.
     #[arg(long)]
     force: bool,
-    /// Print a line for each file and each name that was passed over at the start, and for each file that is
-    /// written without growing.
+    /// Print a line for each file and each name that the command passes over at the start, and for each file
+    /// that a program writes without making it longer.
     #[arg(short, long)]
     verbose: bool,
     /// Print errors only.
@@ -138,7 +139,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         anyhow::bail!("nothing stays locked (--partial locks as many files as fit)");
     }
     if !args.follow && set.files().next().is_none() && !interrupt.is_set() {
-        anyhow::bail!("there is no file to keep");
+        anyhow::bail!("there is no file to lock");
     }
     let was_ready = !interrupt.is_set();
     if was_ready {
@@ -172,7 +173,7 @@ fn announce(state: &str, set: &LockSet<'_>) {
     let files = counted(set.files().count(), "file");
     let status = format!("{state}\nSTATUS={files} locked, {}", size::show(set.charged()));
     if let Err(error) = notify::tell(&status) {
-        eprintln!("tenure: the service manager could not be output: {error}");
+        eprintln!("tenure: the service manager could not be notified: {error}");
     }
 }
 

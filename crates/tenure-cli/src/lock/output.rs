@@ -108,7 +108,9 @@ impl Output {
             Ok(watch) => return Some(watch),
             Err(error) => error,
         };
-        self.late(&format!("nothing can be watched ({error}); see fs.inotify.max_user_instances"));
+        self.late(&format!(
+            "the command cannot watch files ({error}); see fs.inotify.max_user_instances"
+        ));
         None
     }
 
@@ -120,14 +122,16 @@ impl Output {
             _ => "",
         };
         let path = shown(path);
-        self.late(&format!("{path} cannot be watched ({errno}){remedy}"));
+        self.late(&format!("the command cannot watch {path} ({errno}){remedy}"));
     }
 
     /// Reported once: further ones make no difference.
     fn late(&mut self, why: &str) {
         if !std::mem::replace(&mut self.unwatched, true) {
             let within = LOOK_EVERY.as_secs();
-            self.warn(&format!("changes are found within {within} s, not at once: {why}"));
+            self.warn(&format!(
+                "the command notices changes within {within} s, not at once: {why}"
+            ));
         }
     }
 
@@ -198,7 +202,7 @@ impl Output {
             self.warn(&format!(
                 "{} are mapped and not locked: {}",
                 size::show(truth.unlocked),
-                truth.why.unwrap_or("the kernel took the lock and did not keep it")
+                truth.why.unwrap_or("the kernel accepted the lock and did not keep it")
             ));
         }
         let resident = match truth.resident {
@@ -214,8 +218,8 @@ impl Output {
         }
         if need.unknown > 0 && when == When::OnFault {
             self.warn(&format!(
-                "{} of another user: the kernel does not tell what of them is in the page cache, so \
-                 nothing was locked in them yet",
+                "{} of another user: the kernel does not show which of their pages are in the \
+                 page cache, so nothing in them is locked yet",
                 counted(need.unknown, "file")
             ));
         }

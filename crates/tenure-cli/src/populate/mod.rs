@@ -16,27 +16,28 @@ use std::time::{Duration, Instant};
 use work::Work;
 
 const HELP: &str = "\
-Pages that are in the page cache already are not read again. Holes of sparse files are neither \
-read nor filled, and a file with several names is read once. The command reports a file that it \
-cannot read, or that shrinks meanwhile, and reads the others. It also reports a FILE that is a \
-pipe, a socket or a device, and passes over such files inside directories.
+The command does not read pages that are in the page cache already. It neither reads nor fills \
+holes of sparse files, and reads a file with several names once. It reports a file that it cannot \
+read, or that shrinks meanwhile, and reads the others. It also reports a FILE that is a pipe, a \
+socket or a device, and passes over such files inside directories.
 
-The kernel may take pages of the page cache whenever memory is needed: `tenure lock` keeps them. \
-The command does not begin what does not fit into the free memory of this machine, or of this \
-process's memory cgroup. What a file on hugetlbfs lacks is allocated from its pool of huge pages.
+The kernel may take pages of the page cache whenever it needs memory: `tenure lock` keeps them. \
+The command does not begin if the files do not fit into the free memory of this machine, or of \
+this process's memory cgroup. For a file on hugetlbfs it allocates the missing pages from the pool \
+of huge pages.
 
 The kernel shows which pages are resident only for files that the user owns or may write. Other \
-files are \"unknown\": the command reads all of them, and the kernel does not read from the disk \
-what is resident already.
+files are \"unknown\": the command reads all of them, and the kernel reads only the missing pages \
+from the disk.
 
 Examples:
   tenure populate /srv/model.bin
   tenure populate --dry-run -v /var/lib/db
-      what of each file is resident; reads nothing
+      prints how much of each file is resident; reads nothing
   tenure populate --range ..64M --deadline 20 /srv/index/*.idx
   tenure populate --json --quiet /usr/lib | jq .missing
 
-Exit codes: 0 everything asked for is resident (or --dry-run could look at everything); 1 a part \
+Exit codes: 0 all requested bytes are resident (or --dry-run could look at everything); 1 a part \
 is not: a read failed, the command was interrupted or out of time, or the kernel has taken pages \
 again; 2 wrong usage.";
 
@@ -46,19 +47,19 @@ again; 2 wrong usage.";
 pub struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Print what is resident and read nothing.
+    /// Print how much is resident, and read nothing.
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Threads that read [default: as many as are useful].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Stop after this many seconds, and keep what is read by then.
+    /// Stop after this many seconds. The pages that are read by then stay.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     deadline: Option<Duration>,
-    /// Begin even if it cannot all fit into memory.
+    /// Begin even if the files do not fit into memory.
     #[arg(long)]
     force: bool,
-    /// Print a line for each file, and for each name that was passed over.
+    /// Print a line for each file, and for each name that the command passes over.
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object.
@@ -143,8 +144,8 @@ fn check_room(missing: u64) -> anyhow::Result<()> {
     let room = room::ask()?;
     if missing > room.available {
         anyhow::bail!(
-            "{} are to be read and there is room for {} ({}): some of it would push out the rest; \
-             name less, or use --range, --max-file-size, or --force",
+            "the files would need {} of memory, and there is room for {} ({}): a part would push \
+             out the rest; name fewer files, or use --range, --max-file-size, or --force",
             size::show(missing),
             size::show(room.available),
             room::limited_by(&room),

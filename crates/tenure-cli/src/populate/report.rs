@@ -69,7 +69,7 @@ pub fn text(summary: &Summary) -> String {
         line("missing", size::show(summary.missing), why_missing(summary).into());
     }
     if summary.unknown_files > 0 {
-        let whose = "of files that are another user's: not told what is resident";
+        let whose = "in files of another user: the kernel does not show the resident part";
         line("unknown", size::show(summary.unknown_bytes), whose.into());
     }
     text

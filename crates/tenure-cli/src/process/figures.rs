@@ -132,7 +132,7 @@ impl Source {
         pages.truncate(MOST_COPIES);
         match pages.is_empty() {
             true if is_named => {
-                Err(Missing::Wrong("the page is of another version of tenure".into()))
+                Err(Missing::Wrong("the page belongs to another version of tenure".into()))
             }
             true => Err(Missing::NotUsed),
             false => Ok(Source { memory, pages }),
@@ -262,7 +262,7 @@ fn read_words(
     let (count, shards, stride) = (numbers[0], numbers[1], numbers[2]);
     let names: Vec<&str> = names.split_ascii_whitespace().collect();
     if count > 256 || shards > 256 || stride > 1 << 20 || names.len() as u64 != count {
-        return Err(wrong("there are more figures than can be, or not as many as names"));
+        return Err(wrong("there are too many figures, or not as many as names"));
     }
     for shard in 0..shards {
         let place =
@@ -298,7 +298,7 @@ fn read_ranges(memory: &Memory, at: u64, numbers: &[u64], all: &mut Figures) -> 
         && places <= 1 << 20
         && places.checked_mul(chunk).is_some_and(|most| most <= MOST_RANGES);
     if !is_sane {
-        return Err(wrong("the ranges do not lie as they can"));
+        return Err(wrong("the ranges cannot lie so"));
     }
     let mut four = [0; 4];
     memory.read(at.checked_add(made).ok_or_else(too_large)?, &mut four)?;

@@ -36,7 +36,7 @@ impl Memory {
         // A call costs as much as a page.
         let cost = bytes.len().max(4096) as u64;
         let left = self.left.get().checked_sub(cost).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "there is more of it than can be")
+            io::Error::new(io::ErrorKind::InvalidData, "it is longer than it can be")
         })?;
         self.left.set(left);
         self.file.read_exact_at(bytes, at)

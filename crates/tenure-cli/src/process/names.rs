@@ -49,7 +49,7 @@ impl Missing {
                 remedy(error)
             )),
             Missing::Wrong(why) => {
-                Some(format!("the figures of process {pid} cannot be understood: {why}"))
+                Some(format!("the figures of process {pid} are not valid: {why}"))
             }
         }
     }

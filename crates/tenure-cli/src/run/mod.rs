@@ -22,22 +22,22 @@ with the same effect, for programs that have the library in LD_PRELOAD; `off` sw
 off. TENURE_DISABLE=1 switches everything off. Sizes are bytes, or K, M, G, T (powers of 1024), or \
 KB, MB, GB, TB (powers of 1000).
 
-The program's output, exit status and contents of memory stay as they are. Calls that leave a \
-lasting state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out \
-of the pool.
+The program's output, exit status and contents of memory stay the same. Calls that leave a lasting \
+state on memory (mprotect, mlock, mbind, MADV_DONTDUMP and the like) take that memory out of the \
+pool.
 
 tenure does not see raw system calls (Go's runtime), a malloc that is linked into the program \
-itself, or what the C library maps for its own use. Another allocator (jemalloc, mimalloc, \
-tcmalloc) has calls of its own that take blocks back, so it goes on serving all of malloc; --mmap \
-serves its mmap. --report prints what tenure has served.
+itself, or mappings of the C library for its own use. Another allocator (jemalloc, mimalloc, \
+tcmalloc) has calls of its own that free blocks, so it still serves all of malloc; --mmap serves \
+its mmap. --report prints how much tenure has served.
 
 tenure refuses a program that is linked statically, gains rights when it starts (setuid, file \
-capabilities), is built with gcc's address, leak or thread sanitizer, or is of another architecture \
-or C library.
+capabilities), is built with gcc's address, leak or thread sanitizer, or is of another \
+architecture or C library.
 
-Do not run a program that frees by another free than it allocated with (a library loaded with \
+Do not run a program that frees memory with the free of another allocator (a library loaded with \
 RTLD_DEEPBIND, or dlsym in dlopen(\"libc.so.6\")): it ends in SIGSEGV. Once the program has freed \
-large memory, the process has threads of tenure's: setns of a mount or user namespace fails with \
+large memory, the process has threads of tenure: setns of a mount or user namespace fails with \
 EINVAL, setns of a time namespace with EUSERS, and Python 3.12 and later warn at os.fork(). \
 RLIMIT_DATA counts the sizes of the pool's runs.
 
@@ -54,7 +54,7 @@ Examples:
 Exit codes: the program's; 125 tenure itself failed or refused, 126 the program cannot be \
 executed, 127 there is no such program, 2 wrong usage.";
 
-/// Run a program as it is, with large blocks from the pool and large unmaps without stalls.
+/// Run a program unchanged, with large blocks from the pool and large unmaps without stalls.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -75,37 +75,37 @@ pub struct Args {
     #[arg(long, env = variable::UNMAPPED, value_name = "closed|open", require_equals = true,
           value_parser = unmapped)]
     unmapped: Option<String>,
-    /// Retire munmap from SIZE on: it returns at once, and the memory follows without stalling other threads.
-    /// Memory that a MAP_FIXED mapping or a shrinking mremap replaces goes without stalls, too [SIZE: 32M].
+    /// Retire munmap from SIZE on: it returns at once, and the worker frees the memory without stalling other
+    /// threads. This holds also for memory that a MAP_FIXED mapping or a shrinking mremap replaces [SIZE: 32M].
     #[arg(long, env = variable::UNMAP, value_name = "SIZE", num_args = 0..=1,
           require_equals = true, default_missing_value = "retire", value_parser = unmap)]
     unmap: Option<String>,
-    /// Populate by several threads where the program asks for MAP_POPULATE of 32M or more [THREADS: as many as
+    /// Populate by several threads when the program maps 32M or more with MAP_POPULATE [THREADS: as many as
     /// are useful].
     #[arg(long, env = variable::POPULATE, value_name = "THREADS", num_args = 0..=1,
           require_equals = true, default_missing_value = "auto", value_parser = populate)]
     populate: Option<String>,
-    /// Lock the program's memory, as mlockall(2) does: each page once it is touched (on-fault), or all. Cannot be
-    /// combined with the pool, which gives memory back.
+    /// Lock the program's memory, as mlockall(2) does: each page from its first touch on (on-fault), or all. It
+    /// excludes the pool, which gives memory back.
     #[arg(long, env = variable::LOCK, value_name = "on-fault|all", require_equals = true,
           value_parser = lock)]
     lock: Option<String>,
-    /// Print at exit what was done and saved, on standard error or in FILE, which is emptied first (but not if
-    /// TENURE_REPORT names it, as in a run within a run). A report comes at return from main, exit, _exit and
-    /// quick_exit, not after exec or a signal. It has what the children did that the program forked and that ended
-    /// before it; children that end later, and other programs, report by themselves.
+    /// Print a report at exit, on standard error or in FILE. The command first empties FILE (but not if
+    /// TENURE_REPORT names it, as in a run within a run). The report comes at return from main, exit, _exit and
+    /// quick_exit, not after exec or a signal. It includes the forked children that ended before the program.
+    /// Children that end later, and other programs, print their own report.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
-    /// Print a report whenever the signal comes, where --report says, and at exit only with --report. A handler of the
-    /// program's own takes its place. HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N.
+    /// Print a report at each signal, to the place of --report, and at exit only with --report. A handler of the
+    /// program's own replaces it. HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N.
     #[arg(long, env = variable::REPORT_SIGNAL, value_name = "SIGNAL", require_equals = true,
           value_parser = report_signal)]
     report_signal: Option<String>,
-    /// Run the programs that the program starts in the same way (inherit), or as they are (no).
+    /// Run the programs that the program starts with tenure (inherit), or without it (no).
     #[arg(long, env = variable::CHILDREN, value_name = "inherit|no", require_equals = true,
           value_parser = children)]
     children: Option<String>,
-    /// Do not print at the start which options are in force.
+    /// Do not print the active options at the start.
     #[arg(short, long)]
     quiet: bool,
     /// The program and its arguments.
@@ -207,7 +207,7 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     let on = |value: &Option<String>| value.as_deref().is_some_and(|value| value != "off");
     if on(&args.lock) && (on(&args.large) || on(&args.mmap)) {
         return Err(CannotRun::refused(
-            "--lock keeps all memory, and the pool is there to give it back: choose one",
+            "--lock keeps all memory, and the pool gives memory back: choose one",
         ));
     }
     let mut settings: Vec<(&'static str, OsString)> = Vec::new();

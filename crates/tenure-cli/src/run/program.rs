@@ -53,7 +53,7 @@ pub fn check(path: &Path) -> Result<(), CannotRun> {
             None => return check_elf(&path),
         }
     }
-    Err(refused(&path, "scripts interpret each other without end"))
+    Err(refused(&path, "its interpreters are scripts that interpret each other without end"))
 }
 
 fn refused(path: &Path, why: impl std::fmt::Display) -> CannotRun {
@@ -87,7 +87,7 @@ fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
             return Err(refused(
                 path,
-                "it cannot be read, so it cannot be told whether it can be preloaded",
+                "the command cannot read it, so it cannot check whether the loader would preload into it",
             ))
         }
         Err(e) => return Err(refused(path, e)),
@@ -149,7 +149,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
         None if is_own_loader(path) => Ok(()),
         None => Err(refused(
             path,
-            "it is linked statically: no loader runs that could put a library in front of it",
+            "it is linked statically, so no loader could preload a library into it",
         )),
         Some(loader) if !Path::new(&loader).exists() => Err(CannotRun {
             code: 126,

@@ -36,7 +36,7 @@ pub enum Column {
     Purged,
     /// Page faults that the pool has avoided so far.
     Avoided,
-    /// Purges a second at the last looks.
+    /// Purges a second at the last updates.
     History,
 }
 

@@ -25,19 +25,19 @@ pub struct Args {
     /// Print plain text, for files and pipes.
     #[arg(long, short)]
     pub batch: bool,
-    /// End after so many updates.
+    /// End after N updates.
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
     /// Seconds between updates.
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub delay: Duration,
-    /// These processes only, separated by commas or spaces.
+    /// Show these processes only, separated by commas or spaces.
     #[arg(long, short, value_name = "PID", num_args = 1.., value_delimiter = ',')]
     pub pid: Vec<u32>,
-    /// Also processes that do not use tenure.
+    /// Also show processes that do not use tenure.
     #[arg(long, short)]
     pub all: bool,
-    /// What comes first.
+    /// The column to sort by.
     #[arg(long, short, value_enum, default_value_t = Column::Resident)]
     pub sort: Column,
 }

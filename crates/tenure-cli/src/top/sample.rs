@@ -16,7 +16,7 @@ const AGAIN: u64 = 5;
 /// Takes looks.
 pub struct Sampler {
     pids: Vec<u32>,
-    /// Also processes that do not use tenure.
+    /// Also show processes that do not use tenure.
     pub all: bool,
     looks: u64,
     known: BTreeMap<u32, Known>,
@@ -82,7 +82,7 @@ pub struct Row {
     pub stats: Option<Stats>,
     /// Events a second, since the sample before.
     pub rates: Rates<u64>,
-    /// Purges a second at the last looks.
+    /// Purges a second at the last updates.
     pub purges: Vec<u64>,
 }
 

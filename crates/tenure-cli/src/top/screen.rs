@@ -33,10 +33,10 @@ const KEYS: &str = " \
  PINNED  the program uses them: the kernel cannot
          take them
  MARKED  volatile, and not offered yet
- OFFER   the kernel may take them, or has
+ OFFER   the kernel may take or has taken them
  POOL    bytes that the program has from the pool
  WARM    free blocks of the pool that are in memory
- AVOIDED page faults that the pool has spared";
+ AVOIDED page faults that the pool has avoided";
 
 /// Ends the drawing and restores the terminal when it is dropped.
 struct Screen(DefaultTerminal);

@@ -131,7 +131,7 @@ fn doctor_names_the_step_that_a_filter_kills() {
     for (call, step, findings) in [
         (libc::SYS_mlock2, "locking a range", true),
         // Killed for what the doctor would try next itself: it does not.
-        (libc::SYS_userfaultfd, "trying each thing", false),
+        (libc::SYS_userfaultfd, "trying each feature", false),
     ] {
         let Some((done, report)) = doctor_under(Filter::new().kill(Call::Number(call))) else {
             skip!("a seccomp filter cannot be installed");

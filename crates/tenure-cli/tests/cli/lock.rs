@@ -184,7 +184,7 @@ fn nothing_to_keep_is_an_error_at_once() {
         let done = tenure().arg("lock").arg(&path).output().expect("the program starts");
         let (code, _, err) = parts(&done);
         assert_eq!(code, Some(1), "{err}");
-        assert!(err.contains("there is no file to keep"), "{err}");
+        assert!(err.contains("there is no file to lock"), "{err}");
     }
 }
 
@@ -224,7 +224,10 @@ fn what_memory_has_no_room_for_is_not_begun() {
         .expect("the shell starts");
     let (code, _, err) = parts(&done);
     assert_eq!(code, Some(1), "{err}");
-    assert!(err.contains("40 MiB are to be read and kept") && err.contains("cgroup"), "{err}");
+    assert!(
+        err.contains("the files would need 40 MiB of memory") && err.contains("cgroup"),
+        "{err}"
+    );
     assert_eq!(resident(&path), 0);
 }
 

@@ -42,7 +42,7 @@ fn a_file_that_memory_has_no_room_for_is_awaited_and_no_lock_is_lost() {
     let (code, _, err) = locker.interrupt();
     assert_eq!((code, err.lines().count()), (Some(0), 1), "told once: {err}");
     assert!(
-        err.contains("80 MiB of it are to be read and kept") && err.contains("cgroup"),
+        err.contains("the file would need 80 MiB more memory") && err.contains("cgroup"),
         "{err}"
     );
 }
@@ -68,7 +68,7 @@ fn files_that_fit_each_and_not_together_are_locked_as_far_as_there_is_room() {
     assert_eq!(after_dropping(&kept.join("small")), 2 * MIB);
     assert_eq!(group.oom_kills(), 0);
     let (code, _, err) = locker.interrupt();
-    let refused = err.lines().filter(|line| line.contains("8 MiB of it are to be read")).count();
+    let refused = err.lines().filter(|line| line.contains("would need 8 MiB more memory")).count();
     assert_eq!((code, refused as u64 * 8 * MIB), (Some(1), 82 * MIB - charged), "{err}");
 }
 
@@ -106,5 +106,5 @@ fn a_locked_file_that_outgrows_memory_keeps_what_is_locked() {
     assert_eq!(group.oom_kills(), 0);
     let (code, _, err) = locker.interrupt();
     assert_eq!(code, Some(1), "{err}");
-    assert!(err.contains("of it are to be read and kept"), "{err}");
+    assert!(err.contains("more memory, and there is room for"), "{err}");
 }

@@ -341,7 +341,7 @@ fn a_lock_leaves_the_pool_off() {
     let options = [LARGE, MMAP, ("TENURE_LOCK", "on-fault"), ("TENURE_REPORT", name)];
     let output = done("locked", &mut program.under(&options, None));
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("the pool is left off"), "{errors}");
+    assert!(errors.contains("the pool stays off"), "{errors}");
     // A process that was not launched reports when it has something to say.
     assert!(!report.exists(), "{:?}", std::fs::read_to_string(&report));
 }

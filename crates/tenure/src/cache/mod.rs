@@ -336,7 +336,7 @@ fn own_key() -> Error {
     Error::new(
         ErrorKind::Deadlock,
         "Cache::get_or_insert_with",
-        "the value asked for is made by this thread, or by one that waits for this thread",
+        "the value's maker is this thread, or a thread that waits for this thread",
         "make values without asking for values that need them",
     )
 }

@@ -254,8 +254,8 @@ impl Space {
     /// thread's new values; only its holder empties segments for it.
     fn open_next(&self, index: &dyn Index, own: &Lane, lane: &Lane, seen: u64) -> Result<()> {
         let Some(opening) = own.opening.take() else {
-            let why = "the drop of a key that makes room uses the cache that makes it";
-            let remedy = "have keys not insert into their cache when they are dropped";
+            let why = "a key that is dropped to make room uses its own cache";
+            let remedy = "do not insert into the cache in the drop of a key";
             return Err(Error::new(ErrorKind::Deadlock, "Cache", why, remedy));
         };
         opening.goes_on_in_child();

@@ -353,7 +353,7 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
 
 fn not_whole<T>(len: usize) -> Error {
     let why = format!("the value has {len} bytes, no whole number of {}", size_of::<T>());
-    let remedy = "put values in as this type only, or remove the key first";
+    let remedy = "insert values as this type only, or remove the key first";
     Error::new(ErrorKind::BadRange, "TypedCache::get_or_insert_with", why, remedy)
 }
 

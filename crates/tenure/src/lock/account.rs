@@ -103,7 +103,7 @@ impl fmt::Display for Account {
         f.write_str(match (self.ipc_lock, self.first_user_namespace) {
             (true, true) => "CAP_IPC_LOCK lifts it",
             (true, false) => {
-                "CAP_IPC_LOCK does not lift it, for this is not the machine's first user namespace"
+                "CAP_IPC_LOCK does not lift it, because this is not the machine's first user namespace"
             }
             (false, _) => "CAP_IPC_LOCK, which would lift it, is not in effect",
         })

@@ -161,8 +161,8 @@ pub(super) fn limit_lowered(call: &'static str, range: PageRange, errno: Errno) 
     let account = account().ok()?;
     (!account.is_exempt() && account.soft.is_some_and(|soft| soft < account.locked)).then(|| {
         let why = format!(
-            "the kernel checks the limit on locked memory (RLIMIT_MEMLOCK) even where nothing more \
-             is charged, and it was lowered below what is locked: {account}"
+            "the kernel checks the limit on locked memory (RLIMIT_MEMLOCK) even if a call charges \
+             nothing, and the limit is now below the locked bytes: {account}"
         );
         Error::new(ErrorKind::LockLimit, call, why, explain::remedy(&account, account.locked))
             .with_errno(errno.raw_os_error())
@@ -187,8 +187,8 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
             None => (
                 ErrorKind::System,
                 format!(
-                    "the kernel could not make all of it resident ({errno}), and which page it was \
-                     cannot be found out: every one that can be tried is there by now"
+                    "the kernel could not make all of it resident ({errno}), and the failed page \
+                     is not known: every page that can be tried is resident by now"
                 ),
                 "try again, or lock on fault",
             ),

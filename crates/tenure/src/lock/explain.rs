@@ -131,7 +131,7 @@ fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
         ));
         lines.push((
             "/etc/security/limits.conf (logins)",
-            format!("USER - memlock {kib}   # USER: who runs it"),
+            format!("USER - memlock {kib}   # USER: the user that runs it"),
         ));
     }
     lines.push(("systemd unit, [Service]", format!("LimitMEMLOCK={bytes}")));
@@ -180,8 +180,8 @@ impl fmt::Display for Explanation {
             Verdict::Fits => "yes, within the limit",
             Verdict::Exempt if account.soft.is_none() => "yes, there is no limit",
             Verdict::Exempt => "yes, CAP_IPC_LOCK lifts the limit",
-            Verdict::RaiseSoft => "not yet: the soft limit must be raised, and can be",
-            Verdict::RaiseHard => "no: the hard limit must be raised",
+            Verdict::RaiseSoft => "not yet: raise the soft limit, which the hard limit allows",
+            Verdict::RaiseHard => "no: the hard limit is too low",
         };
         writeln!(f, "lock {}: {answer}", Bytes(self.bytes))?;
         let bytes =
@@ -204,7 +204,7 @@ impl fmt::Display for Explanation {
         if self.memory_free < self.bytes {
             writeln!(
                 f,
-                "  Less memory is free: a lock may be allowed, and end in the OOM killer."
+                "  Less memory is free: the kernel may allow the lock, and then call its OOM killer."
             )?;
         }
         let lines = self.lines();

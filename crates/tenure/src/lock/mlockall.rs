@@ -78,7 +78,7 @@ pub fn mlockall(scope: Scope) -> Result<()> {
         return Err(Error::new(
             ErrorKind::BadRange,
             call,
-            "neither what is mapped now nor what will be is named",
+            "the flags name neither present nor future mappings",
             "pass MCL_CURRENT, MCL_FUTURE or both",
         ));
     }
@@ -273,8 +273,8 @@ fn refused_all(call: &'static str, errno: Errno) -> Error {
     {
         if !account.is_exempt() {
             let why = format!(
-                "{mapped} bytes are mapped, and that is more than the limit on locked memory \
-                 (RLIMIT_MEMLOCK) allows to be locked: {account}"
+                "{mapped} bytes are mapped, more than the limit on locked memory \
+                 (RLIMIT_MEMLOCK): {account}"
             );
             return Error::new(ErrorKind::LockLimit, call, why, explain::remedy(&account, mapped))
                 .with_errno(errno.raw_os_error());

@@ -86,7 +86,7 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         let Some(Special::AlwaysResident(why) | Special::Impossible(why)) = piece.special else {
             continue;
         };
-        let why = format!("locks mean nothing to the memory at {:#x}: {why}", piece.range.start);
+        let why = format!("a lock has no effect on the memory at {:#x}: {why}", piece.range.start);
         let remedy = "leave it out of the range";
         return Err(Error::new(ErrorKind::WrongMapping, CALL, why, remedy).on(range.start, len));
     }

@@ -183,7 +183,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "madv_free",
             what: "the kernel discards marked pages when memory runs short (MADV_FREE, 4.5+)",
-            consequence: "no volatile memory: marking and caches return an error",
+            consequence: "no volatile memory: marks and caches return errors",
             remedy: "allow madvise in the seccomp profile",
             newer: None,
             absent: Status::Missing,
@@ -231,7 +231,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
             what:
                 "the kernel touches pages for writing (FUTEX_WAKE_OP), and returns an error where a \
                    store would raise a signal",
-            consequence: "populating for writing fails where populate_write does not work either",
+            consequence: "a populate for writing fails if populate_write does not work either",
             remedy: "allow futex with FUTEX_WAKE_OP in the seccomp profile",
             newer: None,
             absent: Status::Degraded,
@@ -242,7 +242,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "touch_read",
             what: "the kernel touches pages for reading (process_vm_readv on the process itself)",
-            consequence: "populating for reading fails where populate_read does not work either",
+            consequence: "a populate for reading fails if populate_read does not work either",
             remedy: "allow process_vm_readv in the seccomp profile",
             newer: None,
             absent: Status::Degraded,
@@ -326,7 +326,7 @@ const TEXTS: &[(Texts, Attempt)] = &[
                 "a program that closes descriptors it did not open loses SIGBUS on purged \
                           pages; ranges offered by then count as purged; a touch of a purged page \
                           of an object with a refill function raises SIGBUS (pins refill it)",
-            remedy: "allow close_range, or keep such programs from closing what they do not own",
+            remedy: "allow close_range, or let such programs close only their own descriptors",
             newer: Some(((5, 9), "use Linux 5.9 or later")),
             absent: Status::Degraded,
         },
@@ -335,8 +335,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
     (
         Texts {
             name: "pressure",
-            what: "the kernel says when memory runs short (PSI or memory cgroup events)",
-            consequence: "marked memory is offered by age alone, at most 1 s later",
+            what: "the kernel reports when memory runs short (PSI or memory cgroup events)",
+            consequence: "the worker offers marked memory by age alone, at most 1 s later",
             remedy: "boot with psi=1; make the cgroup's memory.pressure writable",
             newer: None,
             absent: Status::Degraded,

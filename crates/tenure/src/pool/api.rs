@@ -255,7 +255,7 @@ pub(super) fn refused(call: &'static str, size: usize) -> Error {
         format!(
             "there is no run for {size} bytes: no addresses, or the kernel refuses to map more, or mprotect"
         ),
-        "free something, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count",
+        "free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count",
     )
 }
 

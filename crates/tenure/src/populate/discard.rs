@@ -183,9 +183,7 @@ fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error 
             ),
             match way {
                 Way::Drop => "unlock it first, or use Linux 5.18 or later",
-                Way::Remove => {
-                    "unlock it first: shared memory that is locked is kept by every kernel"
-                }
+                Way::Remove => "unlock it first: every kernel keeps locked shared memory",
             },
         )
     } else {

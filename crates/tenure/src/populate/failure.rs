@@ -78,13 +78,13 @@ impl From<Failed> for std::io::Error {
 
 pub(super) fn cancelled(call: &'static str, plan: &Plan, report: &Report) -> Error {
     let why = format!("it was cancelled after {} ms", report.elapsed.as_millis());
-    let remedy = "populate from the first missing page on to go on";
+    let remedy = "to continue, populate from the first missing page on";
     Error::new(ErrorKind::Cancelled, call, why, remedy).on(plan.start, plan.len)
 }
 
 pub(super) fn timed_out(call: &'static str, plan: &Plan, report: &Report) -> Error {
     let why = format!("its deadline passed after {} ms", report.elapsed.as_millis());
-    let remedy = "populate from the first missing page on to go on, or give it more time";
+    let remedy = "to continue, populate from the first missing page on, or give it more time";
     Error::new(ErrorKind::TimedOut, call, why, remedy).on(plan.start, plan.len)
 }
 
@@ -98,7 +98,7 @@ pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
         None if looked.is_err() => cause(
             ErrorKind::System,
             format!(
-                "{} failed: {}; /proc/self/smaps cannot be read to tell why",
+                "{} failed: {}; /proc/self/smaps, which shows the cause, cannot be read",
                 fault.step, fault.errno
             ),
             "mount /proc, and keep the process dumpable",
@@ -163,7 +163,7 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
         errno => cause(
             ErrorKind::System,
             format!("{} failed: {errno}", fault.step),
-            "run `tenure doctor` to see what this kernel offers",
+            "run `tenure doctor` to see the features of this kernel",
         ),
     }
 }
@@ -173,8 +173,8 @@ fn no_backing(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     if ["um", "uw", "ui"].iter().any(|flag| entry.has(flag)) {
         return cause(
             ErrorKind::NoBacking,
-            "the mapping is registered with userfaultfd, and nobody fills the page",
-            "have its handler fill it, or unregister it first",
+            "the mapping is registered with userfaultfd, and no handler fills the page",
+            "let its handler fill it, or unregister it first",
         );
     }
     if pagemap::is_guard(fault.page) {

@@ -296,8 +296,7 @@ fn part(
     }
     part.steps.push(populating(asked.access, &part));
     if asked.access == Access::Read && matches!(part.backing, Backing::File(_)) {
-        let why =
-            "only where the disk was read: the first use of such a page is slow on a virtual \
+        let why = "only if the disk was read: the first use of such a page is slow on a virtual \
                    machine, where its host must map it";
         part.steps.push((Step::UseOnce, why.into()));
     }
@@ -311,16 +310,17 @@ fn huge_advice(asked: &Populate, part: &Part, fresh: bool) -> Option<&'static st
     match part.backing {
         Backing::Anonymous => (asked.access == Access::Write
             && thp::anonymous(fresh) == Setting::Advised)
-            .then_some("huge pages are given where they are advised before the first touch"),
+            .then_some("the kernel gives huge pages if they are advised before the first touch"),
         Backing::Memfd | Backing::SharedAnonymous => (thp::shared(fresh) == Setting::Advised)
-            .then_some("shared memory has huge pages where they are advised first"),
+            .then_some("shared memory has huge pages if they are advised first"),
         // A tmpfs has a setting of its own.
         Backing::Tmpfs => mounts::file_system(part.described.mapping.device)
             .is_some_and(|(_, options)| options.split(',').any(|o| o == "huge=advise"))
-            .then_some("this tmpfs has huge pages where they are advised first"),
+            .then_some("this tmpfs has huge pages if they are advised first"),
         // 5 GiB cold: 3.4 s; without it 5.3 s, and 18 s on a disk with 128 KiB of readahead.
-        Backing::File(_) => (asked.access == Access::Read)
-            .then_some("a cold file is read by the huge page, whatever its disk's readahead"),
+        Backing::File(_) => (asked.access == Access::Read).then_some(
+            "the kernel reads a cold file by the huge page, whatever its disk's readahead",
+        ),
         _ => None,
     }
 }
@@ -334,10 +334,10 @@ fn allocation(asked: &Populate, part: &Part, facts: &Facts) -> Option<&'static s
         return None;
     }
     match part.backing {
-        Backing::HugeTlb => Some("an empty pool is then ENOSPC before a page is mapped"),
+        Backing::HugeTlb => Some("an empty pool then fails with ENOSPC before a page is mapped"),
         Backing::File(_) if facts.allocated >= facts.size => None,
-        Backing::File(_) => Some("the file has holes: a full disk is then ENOSPC"),
-        Backing::Tmpfs | Backing::Memfd => Some("asked for: a full tmpfs is then ENOSPC"),
+        Backing::File(_) => Some("the file has holes: a full disk then fails with ENOSPC"),
+        Backing::Tmpfs | Backing::Memfd => Some("requested: a full tmpfs then fails with ENOSPC"),
         _ => None,
     }
 }
@@ -358,7 +358,7 @@ fn populating(access: Access, part: &Part) -> (Step, String) {
         (Backing::Secret | Backing::Special, ..) => "the kernel will refuse this mapping",
         (_, true, true) => "takes the memory and makes it writable in one pass",
         (_, true, false) => "makes a private copy of every page",
-        (_, false, _) => "takes the memory where there is a hole, and maps it",
+        (_, false, _) => "takes the memory for holes, and maps it",
     };
     (if write { Step::PopulateWrite } else { Step::PopulateRead }, why.into())
 }

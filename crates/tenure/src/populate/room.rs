@@ -195,7 +195,7 @@ pub(super) fn no_memory() -> (ErrorKind, String, String) {
             "the memory cgroup {} has room for {with_group} bytes more, and the kernel found none to reclaim",
             group.path.display()
         ),
-        _ => format!("the kernel found no memory ({machine} bytes are said to be available)"),
+        _ => format!("the kernel found no memory ({machine} bytes are available, by its own count)"),
     };
     let remedy = "populate less, free memory, or raise the cgroup's limit";
     (ErrorKind::OutOfMemory, why, remedy.into())

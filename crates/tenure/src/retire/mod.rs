@@ -205,7 +205,7 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
             call,
             "the range is empty, does not start at a page, leaves the address space, or cuts a huge page \
              of hugetlbfs",
-            "pass what mmap returned, or whole pages of it",
+            "pass the range that mmap returned, or whole pages of it",
         ),
         libc::EPERM => Error::new(
             ErrorKind::WrongMapping,
@@ -216,7 +216,7 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
         libc::ENOMEM => Error::new(
             ErrorKind::TooManyMappings,
             call,
-            "unmapping the middle of a mapping makes two of it, and the process has as many as it may",
+            "an unmap in the middle makes two mappings of one, and the process has the allowed number already",
             "raise vm.max_map_count, or unmap from an end",
         ),
         other => Error::system(call, "munmap", Errno::from_raw_os_error(other)),

@@ -247,7 +247,7 @@ impl SharedCache {
         let memory = unsafe { SharedVolatile::open_for(call, descriptor, Use::Cache) }?;
         if !index::is_possible(memory.chunks(), memory.chunk_size()) {
             let why = "its sizes are impossible for a cache";
-            let remedy = "pass the descriptor of a SharedCache, as its maker gave it";
+            let remedy = "pass the descriptor that the maker of a SharedCache passed on";
             return Err(Error::new(ErrorKind::BadHeader, call, why, remedy));
         }
         SharedCache::on(memory, None)

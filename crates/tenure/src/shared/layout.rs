@@ -106,8 +106,9 @@ impl Shape {
             return bad(why, "pass 65536, for instance");
         }
         if slots == 0 || slots > MOST_SLOTS {
-            let why = format!("{slots} processes are not from 1 to {MOST_SLOTS}");
-            return bad(why, "pass how many may have it open at a time");
+            let why =
+                format!("the number of processes is {slots}, and must be from 1 to {MOST_SLOTS}");
+            return bad(why, "pass the number of processes that may have it open at a time");
         }
         let data = len.div_ceil(chunk) * chunk;
         // A record has cache lines of its own.
@@ -143,14 +144,14 @@ impl Shape {
     /// `EPROTO`: it is no file of tenure's, one that is not complete, or one of another version.
     pub fn read(call: &'static str, facts: &Facts, bytes: u64, usage: Use) -> Result<Shape> {
         let not = |why: &'static str| {
-            let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+            let remedy = "pass the descriptor that the maker of a SharedVolatile passed on";
             Error::new(ErrorKind::BadHeader, call, why, remedy)
         };
         if facts.magic.load(Ordering::Acquire) != MAGIC {
             return Err(not("the file is no shared volatile memory of this version"));
         }
         if facts.page.load(Ordering::Relaxed) != os::page_size() as u64 {
-            return Err(not("its pages are of another size than this machine's"));
+            return Err(not("its pages have another size than this machine's"));
         }
         if facts.usage.load(Ordering::Relaxed) != usage as u32 {
             return Err(not(
@@ -172,7 +173,7 @@ impl Shape {
         }
         let refilled = facts.refilled.load(Ordering::Relaxed);
         if refilled > 1 || refilled == 1 && usage != Use::Chunks {
-            return Err(not("it is made in a way that this version does not know"));
+            return Err(not("it has a feature that this version does not know"));
         }
         Ok(Shape { asked: asked as usize, refilled: refilled == 1, ..shape })
     }

@@ -374,6 +374,6 @@ impl Drop for Memory {
 }
 
 fn too_short(call: &'static str) -> Error {
-    let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+    let remedy = "pass the descriptor that the maker of a SharedVolatile passed on";
     Error::new(ErrorKind::BadHeader, call, "the file is too short, or no whole pages", remedy)
 }

@@ -125,7 +125,7 @@ impl SharedVolatile {
         let (_, is_sealed) = file.len().map_err(system)?;
         if !is_sealed {
             let why = "the file could be made shorter: it is not sealed (F_SEAL_SHRINK)";
-            let remedy = "pass the descriptor of a SharedVolatile, as its maker gave it";
+            let remedy = "pass the descriptor that the maker of a SharedVolatile passed on";
             return Err(Error::new(ErrorKind::BadHeader, call, why, remedy));
         }
         SharedVolatile::map(call, file, None, usage, read_only)
@@ -361,7 +361,7 @@ impl SharedVolatile {
                 // Those that have it pinned may have died.
                 list::look_who_lives(&self.region);
                 let maker = self.try_remake(call, chunk)?;
-                maker.ok_or_else(|| busy("is pinned by somebody else"))?
+                maker.ok_or_else(|| busy("is pinned by another thread or process"))?
             }
         };
         std::mem::forget(pinned);

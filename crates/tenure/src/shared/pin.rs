@@ -165,7 +165,7 @@ impl<'a> SharedPin<'a> {
         }
         SharedPin::of(region, chunk, found).ok_or_else(|| {
             let why = format!("chunk {chunk} is gone, and the memory is open to read only");
-            let remedy = "call read(), and have a process make it that may write";
+            let remedy = "call read(), and let a process that may write make it";
             Error::new(ErrorKind::NoAccess, call, why, remedy)
         })
     }
@@ -275,7 +275,7 @@ fn make_by<'a>(
 
 fn made_by_itself(call: &'static str, chunk: usize) -> Error {
     let why = format!("chunk {chunk} is made by this thread");
-    let remedy = "have the refill function write only the bytes that it is given";
+    let remedy = "let the refill function write only the bytes that it gets";
     Error::new(ErrorKind::Deadlock, call, why, remedy)
 }
 

@@ -102,6 +102,11 @@ pub(super) fn no_function(call: &'static str, chunk: usize) -> Error {
 
 /// Chunks of this memory are made by functions.
 pub(super) fn not_in_place(call: &'static str) -> Error {
-    let why = "the memory is made by refill functions: its chunks are not changed in place";
-    Error::new(ErrorKind::Unsupported, call, why, "purge the chunk, and have it made again")
+    let why = "refill functions make this memory: its chunks cannot be changed in place";
+    Error::new(
+        ErrorKind::Unsupported,
+        call,
+        why,
+        "purge the chunk, and let the refill function make it again",
+    )
 }

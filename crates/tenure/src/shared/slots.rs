@@ -262,8 +262,8 @@ fn pinned(memory: &Memory) -> impl Iterator<Item = usize> + '_ {
 
 #[cold]
 fn not_entered(call: &'static str) -> Error {
-    let why = "when this process was forked as many had the memory open as its maker allowed, or its parent had \
-               closed the descriptor";
+    let why = "at this process's fork as many processes had the memory open as its maker allowed, \
+        or its parent had closed the descriptor";
     Error::new(
         ErrorKind::TooMany,
         call,

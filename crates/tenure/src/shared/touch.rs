@@ -154,7 +154,7 @@ fn make(region: &Region, chunk: usize) -> Result<()> {
         }
         refills::start();
         refills::run(|| region.refill.call(chunk, bytes))
-            .unwrap_or_else(|| Err(RefillError::from("there is no thread that could make it")))
+            .unwrap_or_else(|| Err(RefillError::from("no thread could make it")))
     })?;
     drop(made);
     Ok(())

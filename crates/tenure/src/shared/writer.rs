@@ -237,6 +237,6 @@ pub(super) fn find_gone<'a>(
 }
 
 fn all_pinned(call: &'static str) -> Error {
-    let why = "every chunk is pinned: by values that are held, or by processes that write";
+    let why = "every chunk is pinned, by values that the program holds or by processes that write";
     Error::new(ErrorKind::OutOfMemory, call, why, "drop values, or make the cache larger")
 }

@@ -43,8 +43,8 @@ fn deadlock() -> Error {
     Error::new(
         ErrorKind::Deadlock,
         "Volatile::pin",
-        "the object is refilled by this thread, or by one that waits for this thread",
-        "have the refill function write only the bytes that it is given",
+        "this thread, or a thread that waits for it, refills the object",
+        "let the refill function write only the bytes that it gets",
     )
 }
 
@@ -72,7 +72,7 @@ impl RefillFailure {
                 ErrorKind::OutOfMemory,
                 call,
                 format!(
-                    "the whole object, {needed} bytes, is made beside itself, and {free} are free"
+                    "the refill makes the whole object, {needed} bytes, beside itself, and {free} are free"
                 ),
                 "make it in pieces, with Refill::pages",
             ),

@@ -180,7 +180,7 @@ fn mark_range(
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
                 call,
-                "33 million ranges are known already",
+                "there are 33 million ranges already",
                 "mark neighbouring ranges as one, or forget ranges that are no longer used",
             )
             .on(range.start, range.len()));
@@ -408,7 +408,7 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
         Unfit::File(at, inode) => error(
             ErrorKind::WrongMapping,
             format!("the memory at {at:#x} belongs to a file, memfd or device (inode {inode})"),
-            "use MAP_PRIVATE|MAP_ANONYMOUS memory; file pages are discarded by the kernel anyway",
+            "use MAP_PRIVATE|MAP_ANONYMOUS memory; the kernel discards file pages by itself",
         ),
         Unfit::Protection(at) => error(
             ErrorKind::WrongMapping,

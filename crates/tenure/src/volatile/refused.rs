@@ -16,19 +16,19 @@ pub(super) fn error(
         Refusal::Wanted => (ErrorKind::NotMarked, wanted.0, wanted.1),
         Refusal::InsideHugePage => (
             ErrorKind::WrongMapping,
-            "it is part of a huge page that is in use otherwise",
+            "it is part of a huge page whose other parts are in use",
             "mark whole huge pages, or the neighbouring memory too",
         ),
         Refusal::TooManyMappings => (
             ErrorKind::TooManyMappings,
-            "it would make more mappings of one, and the process has half of vm.max_map_count already",
+            "it would cut a mapping, and the process has half of vm.max_map_count already",
             "keep volatile memory together, or raise vm.max_map_count (sysctl)",
         ),
         Refusal::TooSparse => (
             ErrorKind::OutOfMemory,
-            "the page tables of what was never touched, 2 MiB for each GiB, would take more than a sixteenth \
+            "the page tables of untouched pages, 2 MiB for each GiB, would take more than a sixteenth \
              of the memory limit",
-            "mark the parts that have data, or unmap what is not used",
+            "mark the parts that have data, or unmap the unused parts",
         ),
         Refusal::Shared => {
             let why = "not tried: a process made by fork still shares the pages; the call";
