@@ -249,10 +249,11 @@ impl Master<'_> {
         let (pid, life) = (slot.pid, slot.life);
         self.board.end(life);
         send(pid, libc::SIGKILL);
-        let at = Instant::now();
         while sys::reap(pid).is_none() {
             std::thread::sleep(Duration::from_micros(100));
         }
+        // It has ended now, and not before: without a processor it takes seconds to.
+        let at = Instant::now();
         self.board.went(life);
         self.kills += 1;
         if self.board.staked[place].load(Ordering::SeqCst) == 1 {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "other processes write to the memory")]
 
 use super::builder::SharedVolatileBuilder;
-use super::entry::{Entry, PLACES};
+use super::entry::{unit, Entry, PLACES};
 use super::flight::{self, Begin};
 use super::index::{self, Index};
 use super::layout::Use;
@@ -13,7 +13,7 @@ use super::pin::SharedChunk;
 use super::record;
 use super::stats::SharedStats;
 use super::waiting::Waiting;
-use super::writer::{unit, Class, Writer};
+use super::writer::{Class, Writer};
 use super::{evict, purge};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::memory_limit;
@@ -296,11 +296,15 @@ impl SharedCache {
 
     fn find(&self, hash: u64, key: &[u8]) -> Option<SharedValue<'_>> {
         let found = self.index.find(&self.memory, hash, |place, entry| {
-            let Leads::There(pin, record) = self.parts().follow(entry, hash, key) else {
+            let parts = self.parts();
+            let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
                 return None;
             };
             if record.expires() != 0 && record.expires() <= now() {
-                let _ = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+                let out = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+                if out.is_ok() {
+                    parts.count_dead(entry, &record);
+                }
                 return Some(None);
             }
             record.hit();
@@ -358,7 +362,7 @@ impl SharedCache {
         });
         let parts = (hash, expires, key, value);
         let (all, class) = (self.parts(), self.class_of(hash));
-        let empty = || evict::empty_chunk(&all);
+        let empty = |need| evict::empty_chunk(&all, need);
         let written = self.writer.write(call, &self.memory, &self.index, class, parts, empty)?;
         let is_stale = |entry: Entry| {
             let chunk = entry.chunk();
@@ -369,7 +373,12 @@ impl SharedCache {
         let put = || self.index.put(&self.memory, hash, written.entry, is_stale, pick);
         let place = match all.replace(hash, key, written.entry) {
             Some(place) => place,
-            None => put()?,
+            None => {
+                let (place, displaced) =
+                    put().inspect_err(|_| all.count_displaced(written.entry))?;
+                displaced.into_iter().for_each(|entry| all.count_displaced(entry));
+                place
+            }
         };
         self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
         all.drop_others(hash, key, Some(place));

@@ -26,6 +26,8 @@ pub(super) struct Chunk<'a> {
     /// When it was last pinned: the shared clock's tick.
     pub used: &'a AtomicU32,
     pub priority: &'a AtomicU8,
+    /// In a cache: how much of it is [dead](super::dead), in 65,536ths.
+    pub dead: &'a AtomicU16,
     /// A count for each process.
     pub pins: &'a [AtomicU16],
 }

@@ -13,6 +13,11 @@ pub(super) const PLACES: usize = 1 << OFFSET_BITS;
 /// Chunks that an entry can name.
 pub(super) const MOST_CHUNKS: usize = 1 << CHUNK_BITS;
 
+/// Bytes between two places of a chunk of `bytes` bytes.
+pub(super) fn unit(bytes: usize) -> usize {
+    (bytes / PLACES).max(16)
+}
+
 impl Entry {
     pub const NONE: Entry = Entry(0);
 

@@ -1,17 +1,19 @@
 //! Which values of a shared cache go when it needs a chunk: S3-FIFO, in steps of chunks.
 //!
 //! New values are a tenth of the chunks, kept ones the rest, each in the order in which the chunks were opened. The
-//! oldest chunk goes. What was asked for meanwhile is written again first, among the kept ones.
+//! oldest chunk goes. What was asked for meanwhile is written again first, among the kept ones. A chunk that is nearly
+//! [dead](super::dead) goes before all others, and before the cache takes more memory.
 
 use super::chunk::Purge;
-use super::entry::Entry;
+use super::dead::Look;
+use super::entry::{unit, Entry};
 use super::parts::Parts;
 use super::record::Record;
 use super::state::Kind;
-use super::writer::{find_gone, unit, Class, Empty};
-use super::{purge, room, stored};
+use super::writer::{find_gone, Class, Empty};
+use super::{list, purge, record, room, stored};
 use crate::error::Result;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -37,9 +39,31 @@ struct Hot {
     value: Vec<u8>,
 }
 
-/// A chunk for new values, pinned. Where there is no empty one, or no memory for one, the oldest gives way. `None`: every
-/// chunk is pinned, and stays so for some milliseconds.
-pub(super) fn empty_chunk<'a>(parts: &Parts<'a>) -> Result<Option<Empty<'a>>> {
+impl Hot {
+    /// Hash, end, key and value.
+    fn parts(&self) -> (u64, u64, &[u8], &[u8]) {
+        (self.hash, self.expires, &self.key, &self.value)
+    }
+
+    /// The index has it there from here on, if it has it still where it was.
+    fn is_now(&self, parts: &Parts<'_>, new: Entry) {
+        let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let put = |place: &AtomicU64| place.compare_exchange(self.entry.0, new.0, order, failed);
+        let moved = parts.index.find(parts.memory, self.hash, |place, entry| {
+            (entry == self.entry).then(|| put(place).is_ok())
+        });
+        if moved != Some(true) {
+            parts.count_displaced(new);
+        }
+    }
+}
+
+/// A chunk for new values, pinned, with so many places free. Where there is no empty one, or no memory for one, the oldest
+/// gives way. `None`: every chunk is pinned, and stays so for some milliseconds.
+pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<Empty<'a>>> {
+    if let Some(chunk) = dead_chunk(parts, need) {
+        return Ok(Some(chunk));
+    }
     let (mut emptied, mut waited) = (0, 0);
     loop {
         let mut pinned = Vec::new();
@@ -51,7 +75,11 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>) -> Result<Option<Empty<'a>>> {
                 }
             }
             let Some((number, class)) = oldest(parts, &pinned) else { break };
-            let hot = if emptied < TRIES { hot_values(parts, number, class) } else { Vec::new() };
+            let least = match class {
+                Class::New => KEEP_NEW,
+                Class::Kept => KEEP_KEPT,
+            };
+            let hot = if emptied < TRIES { values(parts, number, least) } else { Vec::new() };
             let spare = Cell::new(None);
             match empty(parts, number, is_short, &spare) {
                 Purge::Done => emptied += 1,
@@ -79,9 +107,52 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>) -> Result<Option<Empty<'a>>> {
         if waited >= if is_forking { FORK_PATIENCE } else { PATIENCE } {
             return Ok(None);
         }
+        if waited == 0 {
+            // Those that have them pinned may have died, and no worker have got to look yet.
+            list::look_who_lives(parts.memory.region());
+        }
         waited += 1;
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A chunk that was nearly dead, with what is left of its values, and so many places free. `None`: there is none now.
+fn dead_chunk<'a>(parts: &Parts<'a>, need: usize) -> Option<Empty<'a>> {
+    let memory = parts.memory;
+    let (bytes, unit) = (memory.chunk_size(), unit(memory.chunk_size()));
+    parts.index.root().dead.find(|number| {
+        if !(parts.index.chunks()..memory.chunks()).contains(&number) {
+            return Look::Forget;
+        }
+        let chunk = memory.region().chunk(number);
+        let state = chunk.load();
+        match state.kind() {
+            Kind::Intact if chunk.is_nearly_dead() => {}
+            Kind::Checked => return Look::Keep,
+            _ => return Look::Forget,
+        }
+        if !chunk.has_dead(bytes, need) || chunk.is_pinned() {
+            return Look::Keep;
+        }
+        let left = if chunk.is_dead() { Vec::new() } else { values(parts, number, 0) };
+        let places = |value: &Hot| record::len_of(&value.key, value.value.len()).div_ceil(unit);
+        if left.iter().map(places).sum::<usize>() + need >= bytes / unit {
+            return Look::Keep;
+        }
+        let Ok(maker) = memory.remake(number) else { return Look::Keep };
+        if chunk.load().life() != state.life() {
+            // Another process has used it meanwhile.
+            drop(maker.finish());
+            return Look::Forget;
+        }
+        let mut empty = Empty::anew(memory, maker);
+        for value in left {
+            let Some((entry, record)) = empty.write(memory, value.parts()) else { break };
+            record.set_hits(value.hits);
+            value.is_now(parts, entry);
+        }
+        Look::Used(empty)
+    })
 }
 
 /// Takes a chunk's values away. Its memory is given back where memory is short; else the chunk is the `spare` one.
@@ -97,7 +168,7 @@ fn empty<'a>(
     }
     let Ok(maker) = parts.memory.remake(chunk) else { return Purge::Pinned };
     // Its memory stays: giving it back and making it again takes longer than filling it.
-    spare.set(Some(Empty::anew(maker)));
+    spare.set(Some(Empty::anew(parts.memory, maker)));
     Purge::Done
 }
 
@@ -117,6 +188,9 @@ fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
         all += 1;
         new += usize::from(!is_kept);
         if !chunk.is_pinned() && !but.contains(&number) {
+            if chunk.is_nearly_dead() {
+                return Some((number, if is_kept { Class::Kept } else { Class::New }));
+            }
             let age = now.wrapping_sub(chunk.used.load(Ordering::Relaxed));
             let oldest = &mut oldest[usize::from(is_kept)];
             *oldest = (*oldest).max(Some((age, number)));
@@ -132,8 +206,7 @@ fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
 /// Writes values among the kept ones, in `spare` where another chunk is needed for them.
 fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'a>>>) {
     for hot in hot {
-        let values = (hot.hash, hot.expires, &hot.key[..], &hot.value[..]);
-        let gone = || match spare.take() {
+        let gone = |_| match spare.take() {
             Some(chunk) => Ok(Some(chunk)),
             None => find_gone(parts.memory, parts.index),
         };
@@ -142,29 +215,20 @@ fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'
             parts.memory,
             parts.index,
             Class::Kept,
-            values,
+            hot.parts(),
             gone,
         );
         let Ok(written) = written else { return };
         if let Some(record) = written.record() {
             record.set_hits(hot.hits.saturating_sub(1));
         }
-        parts.index.find(parts.memory, hot.hash, |place, entry| {
-            (entry == hot.entry).then(|| {
-                let new = written.entry.0;
-                place.compare_exchange(entry.0, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            })
-        });
+        hot.is_now(parts, written.entry);
     }
 }
 
-/// The values of a chunk that were asked for, and that the index still has there. Behind the last record there are zeros, or
-/// what is left of another life of the chunk, which the index does not name.
-fn hot_values(parts: &Parts<'_>, chunk: usize, class: Class) -> Vec<Hot> {
-    let least = match class {
-        Class::New => KEEP_NEW,
-        Class::Kept => KEEP_KEPT,
-    };
+/// The values of a chunk that were asked for at least so often, and that the index still has there. Behind the last record
+/// there are zeros, or what is left of another life of the chunk, which the index does not name.
+fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut hot = Vec::new();
     let Ok(Some(_pin)) = parts.memory.read(chunk) else { return hot };
     let life = parts.memory.region().chunk(chunk).load().life();

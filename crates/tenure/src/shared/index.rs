@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "gives out atomics of shared memory")]
 
+use super::dead::DeadChunks;
 use super::entry::{Entry, MOST_CHUNKS};
 use super::making::{FLIGHTS, FLIGHTS_AT};
 use super::object::SharedVolatile;
@@ -30,6 +31,7 @@ pub(super) struct Root {
     pub inserts: AtomicU64,
     /// Entries that gave way to others because their line was full.
     pub displaced: AtomicU64,
+    pub dead: DeadChunks,
     _room: [u64; (FLIGHTS_AT - ROOT_HEAD) / 8],
     /// Values that are being made: see [`super::flight`].
     pub flights: [AtomicU64; FLIGHTS],
@@ -37,7 +39,7 @@ pub(super) struct Root {
 
 const MOST_TABLES: usize = 20;
 /// Bytes of the root before its room.
-const ROOT_HEAD: usize = 16 + 8 * MOST_TABLES + 16;
+const ROOT_HEAD: usize = 16 + 8 * MOST_TABLES + 16 + size_of::<DeadChunks>();
 const LINE: usize = 8;
 /// Another process fills a chunk with zeros in less, unless it is stopped in that.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -196,7 +198,7 @@ impl Index {
     }
 
     /// Puts an entry in. `is_stale`: whether an entry leads nowhere any more. `pick`: which one gives way where all lead
-    /// somewhere. Returns the place.
+    /// somewhere. Returns the place, and the entry that gave way.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for the table. `ETIMEDOUT`: another process that makes it is stopped.
@@ -207,7 +209,7 @@ impl Index {
         entry: Entry,
         is_stale: impl Fn(Entry) -> bool,
         pick: usize,
-    ) -> Result<&AtomicU64> {
+    ) -> Result<(&AtomicU64, Option<Entry>)> {
         loop {
             let last = self.last();
             let (chunk, line) = self.line_of(last, hash);
@@ -237,7 +239,7 @@ impl Index {
                     );
                 }
             }
-            return Ok(&line[at]);
+            return Ok((&line[at], free.is_none().then_some(seen[at])));
         }
     }
 

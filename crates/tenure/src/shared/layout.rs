@@ -7,7 +7,7 @@ use crate::os;
 use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// "tenure" and the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x02");
 /// Processes at most, so that their flags fit the page of facts.
 pub(super) const MOST_SLOTS: u32 = 1024;
 const FLAGS_AT: usize = 1024;

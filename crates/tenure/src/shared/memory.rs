@@ -151,6 +151,7 @@ impl Memory {
                 state: &*(at as *const AtomicU64),
                 used: &*((at + 8) as *const AtomicU32),
                 priority: &*((at + 12) as *const AtomicU8),
+                dead: &*((at + 14) as *const AtomicU16),
                 pins: std::slice::from_raw_parts(
                     (at + PINS_AT) as *const AtomicU16,
                     self.shape.slots as usize,

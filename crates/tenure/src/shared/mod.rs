@@ -43,6 +43,7 @@ pub mod ashmem;
 mod builder;
 mod cache;
 mod chunk;
+mod dead;
 mod entry;
 mod evict;
 mod flight;

@@ -2,12 +2,12 @@
 
 #![allow(unsafe_code, reason = "reads records in shared memory")]
 
-use super::entry::Entry;
+use super::entry::{unit, Entry};
 use super::index::Index;
 use super::object::SharedVolatile;
 use super::pin::SharedChunk;
 use super::record::Record;
-use super::writer::{unit, Writer};
+use super::writer::Writer;
 use crate::sync::{AtomicU64, Ordering};
 
 /// See the module's head.
@@ -40,26 +40,49 @@ impl<'a> Parts<'a> {
 
     /// Follows an entry that may be a key's.
     pub fn follow(&self, entry: Entry, hash: u64, key: &[u8]) -> Leads<'a> {
-        let Ok(Some(pin)) = self.memory.read(entry.chunk()) else { return Leads::Nowhere };
-        let state = self.memory.region().chunk(entry.chunk()).load();
-        if !entry.is_of(state.life()) || entry.chunk() < self.index.chunks() {
-            return Leads::Nowhere;
-        }
-        match self.record(entry.chunk(), entry.place()) {
-            Some(record) if record.is_of(hash, key) => Leads::There(pin, record),
+        match self.at(entry) {
+            Some((pin, record)) if record.is_of(hash, key) => Leads::There(pin, record),
             Some(_) => Leads::Elsewhere,
             None => Leads::Nowhere,
         }
+    }
+
+    /// The record that an entry leads to, and the pin of its chunk.
+    fn at(&self, entry: Entry) -> Option<(SharedChunk<'a>, Record<'a>)> {
+        let pin = self.memory.read(entry.chunk()).ok()??;
+        let state = self.memory.region().chunk(entry.chunk()).load();
+        if !entry.is_of(state.life()) || entry.chunk() < self.index.chunks() {
+            return None;
+        }
+        Some((pin, self.record(entry.chunk(), entry.place())?))
+    }
+
+    /// The record of an entry that is in the index no more is dead. It is in its chunk as long as that has the life in which it
+    /// was pinned.
+    pub fn count_dead(&self, entry: Entry, record: &Record<'_>) {
+        let (number, bytes) = (entry.chunk(), self.memory.chunk_size());
+        let places = record.len().div_ceil(unit(bytes));
+        let chunk = self.memory.region().chunk(number);
+        self.index.root().dead.count(chunk, number, bytes, places);
+    }
+
+    /// As [`count_dead`](Self::count_dead), of an entry that may lead nowhere.
+    pub fn count_displaced(&self, entry: Entry) {
+        let Some((_pin, record)) = self.at(entry) else { return };
+        self.count_dead(entry, &record);
     }
 
     /// Puts an entry in the place of one of the same key, if there is one. No process then finds the older value after
     /// the newer one, even if this process dies here.
     pub fn replace(&self, hash: u64, key: &[u8], new: Entry) -> Option<&'a AtomicU64> {
         self.index.find(self.memory, hash, |place, entry| {
-            let Leads::There(..) = self.follow(entry, hash, key) else { return None };
+            let Leads::There(_pin, record) = self.follow(entry, hash, key) else { return None };
             let put =
                 place.compare_exchange(entry.0, new.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            put.then_some(place)
+            put.then(|| {
+                self.count_dead(entry, &record);
+                place
+            })
         })
     }
 
@@ -81,7 +104,10 @@ impl<'a> Parts<'a> {
                 }
                 match place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => {
-                        dropped |= matches!(leads, Leads::There(..));
+                        if let Leads::There(_pin, record) = &leads {
+                            self.count_dead(entry, record);
+                            dropped = true;
+                        }
                         break;
                     }
                     Err(now) => entry = Entry(now),

@@ -273,7 +273,9 @@ fn candidates(region: &Region) -> Vec<(u64, usize)> {
         }
         let age = now.wrapping_sub(chunk.used.load(Ordering::Relaxed));
         let priority = super::priority_of(&chunk);
-        all.push((u64::from(priority.level()) << 32 | u64::from(u32::MAX - age), number));
+        // What a cache does not need goes first.
+        let level = if chunk.is_nearly_dead() { 0 } else { u64::from(priority.level()) + 1 };
+        all.push((level << 32 | u64::from(u32::MAX - age), number));
     }
     all.sort_unstable();
     all

@@ -4,14 +4,13 @@
 
 #![allow(unsafe_code, reason = "writes records to shared memory")]
 
-use super::chunk::Purge;
-use super::entry::{Entry, MOST_CHUNKS, PLACES};
+use super::entry::{unit, Entry, MOST_CHUNKS};
 use super::index::Index;
 use super::object::SharedVolatile;
 use super::pin::{Maker, SharedChunk, SharedPin};
 use super::record::Record;
 use super::state::Kind;
-use super::{purge, record, stored};
+use super::{record, stored};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::sync::{AtomicU64, Ordering};
@@ -91,11 +90,6 @@ impl<'a> Written<'a> {
     }
 }
 
-/// Bytes between two places of a chunk.
-pub(super) fn unit(chunk: usize) -> usize {
-    (chunk / PLACES).max(16)
-}
-
 impl Writer {
     pub fn new() -> Writer {
         Writer { open: [const { AtomicU64::new(NONE.0) }; Class::ALL.len()] }
@@ -112,7 +106,7 @@ impl Writer {
         }
     }
 
-    /// Writes a record. It is found once its entry is in the index. `gone`: makes an empty chunk.
+    /// Writes a record. It is found once its entry is in the index. `gone`: makes an empty chunk, with so many places free.
     pub fn write<'a>(
         &self,
         call: &'static str,
@@ -120,7 +114,7 @@ impl Writer {
         index: &Index,
         class: Class,
         (hash, expires, key, value): (u64, u64, &[u8], &[u8]),
-        gone: impl Fn() -> Result<Option<Empty<'a>>>,
+        gone: impl Fn(usize) -> Result<Option<Empty<'a>>>,
     ) -> Result<Written<'a>> {
         let unit = unit(memory.chunk_size());
         let need = record::len_of(key, value.len()).div_ceil(unit) as u64;
@@ -134,7 +128,7 @@ impl Writer {
             }
             let (chunk, next) = (there.chunk(), there.next());
             if there == NONE || next + need > places {
-                let empty = gone()?.ok_or_else(|| all_pinned(call))?;
+                let empty = gone(need as usize)?.ok_or_else(|| all_pinned(call))?;
                 self.open_chunk(memory, index, class, there, empty);
                 continue;
             }
@@ -166,7 +160,7 @@ impl Writer {
         index: &Index,
         class: Class,
         before: Open,
-        Empty { chunk, process }: Empty<'_>,
+        Empty { chunk, process, next }: Empty<'_>,
     ) {
         let region = memory.region();
         let number = chunk.number();
@@ -180,17 +174,20 @@ impl Writer {
         of_chunk
             .used
             .store(region.facts().tick.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-        match swap(&self.open[class as usize], before, Open::new(process, number, 1)) {
-            true => {
-                std::mem::forget(chunk);
-                if before != NONE {
-                    region.unpin(before.chunk());
-                }
-            }
-            // Another thread has opened one meanwhile.
-            false => {
-                drop(chunk);
-                let _: Purge = purge::purge(region, number);
+        let is_opened = swap(&self.open[class as usize], before, Open::new(process, number, next));
+        // Where another thread has opened one meanwhile, the chunk is the next one's that needs one.
+        let closed = if is_opened { before } else { Open::new(process, number, next) };
+        // A child's parent goes on with it.
+        if closed != NONE && !closed.is_inherited() {
+            // Nobody writes to the rest of it.
+            let (bytes, number) = (memory.chunk_size(), closed.chunk());
+            let rest = bytes / unit(bytes) - closed.next() as usize;
+            index.root().dead.count(region.chunk(number), number, bytes, rest);
+        }
+        if is_opened {
+            std::mem::forget(chunk);
+            if before != NONE {
+                region.unpin(before.chunk());
             }
         }
     }
@@ -201,17 +198,46 @@ impl Writer {
 pub(super) struct Empty<'a> {
     chunk: SharedChunk<'a>,
     process: u64,
+    next: u64,
 }
 
 impl<'a> Empty<'a> {
     /// Of a chunk of zeros.
-    pub fn of_zeros(maker: Maker<'a>) -> Empty<'a> {
-        Empty { process: maker.process(), chunk: maker.finish() }
+    pub fn of_zeros(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
+        Empty::of(memory, maker.process(), maker.finish())
     }
 
     /// Of a chunk that had values, which are nobody's from here on.
-    pub fn anew(maker: Maker<'a>) -> Empty<'a> {
-        Empty { process: maker.process(), chunk: maker.finish_anew() }
+    pub fn anew(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
+        Empty::of(memory, maker.process(), maker.finish_anew())
+    }
+
+    fn of(memory: &SharedVolatile, process: u64, chunk: SharedChunk<'a>) -> Empty<'a> {
+        memory.region().chunk(chunk.number()).begin_to_live(memory.chunk_size());
+        Empty { chunk, process, next: 1 }
+    }
+
+    /// Writes a record, as [`Writer::write`] does. `None`: there is no room for it.
+    pub fn write(
+        &mut self,
+        memory: &SharedVolatile,
+        (hash, expires, key, value): (u64, u64, &[u8], &[u8]),
+    ) -> Option<(Entry, Record<'_>)> {
+        let (bytes, number, place) = (memory.chunk_size(), self.chunk.number(), self.next as usize);
+        let unit = unit(bytes);
+        let next = place + record::len_of(key, value.len()).div_ceil(unit);
+        if next > bytes / unit {
+            return None;
+        }
+        let (address, room) = (self.chunk.as_ptr() as usize + place * unit, bytes - place * unit);
+        // SAFETY: only the process that has made the chunk writes to it, and no other thread has it yet. It is pinned. A child
+        // that a signal's handler makes meanwhile has it pinned, too, and writes the same bytes.
+        unsafe { record::write(address, hash, expires, key, value) };
+        self.next = next as u64;
+        let life = memory.region().chunk(number).load().life();
+        // SAFETY: written above, in a chunk that is pinned while `self` lives.
+        let record = unsafe { Record::at(address, room) }?;
+        Some((Entry::new(hash, number, life, place), record))
     }
 }
 
@@ -230,7 +256,7 @@ pub(super) fn find_gone<'a>(
         }
         if let SharedPin::ToMake(maker) = memory.pin(number)? {
             index.root().hint.store(number as u32 + 1, Ordering::Relaxed);
-            return Ok(Some(Empty::of_zeros(maker)));
+            return Ok(Some(Empty::of_zeros(memory, maker)));
         }
     }
     Ok(None)

@@ -69,6 +69,7 @@ mod shared;
 mod shared_attacks;
 mod shared_cache;
 mod shared_heirs;
+mod shared_overwrite;
 mod shared_refill;
 mod truth_of_unmark;
 mod unseen_group;
