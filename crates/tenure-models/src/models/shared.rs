@@ -18,6 +18,7 @@ struct Shared {
     state: AtomicU64,
     used: AtomicU32,
     priority: AtomicU8,
+    dead: AtomicU16,
     pins: [AtomicU16; 3],
     bytes: UnsafeCell<u32>,
     forks: AtomicU32,
@@ -30,6 +31,7 @@ impl Shared {
             state: AtomicU64::new(State(0).intact().0),
             used: AtomicU32::new(0),
             priority: AtomicU8::new(0),
+            dead: AtomicU16::new(0),
             pins: std::array::from_fn(|_| AtomicU16::new(0)),
             bytes: UnsafeCell::new(MADE),
             forks: AtomicU32::new(0),
@@ -38,7 +40,13 @@ impl Shared {
     }
 
     fn chunk(&self) -> Chunk<'_> {
-        Chunk { state: &self.state, used: &self.used, priority: &self.priority, pins: &self.pins }
+        Chunk {
+            state: &self.state,
+            used: &self.used,
+            priority: &self.priority,
+            dead: &self.dead,
+            pins: &self.pins,
+        }
     }
 
     fn forks(&self) -> Option<u32> {
