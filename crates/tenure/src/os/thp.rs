@@ -1,6 +1,8 @@
 //! The system's settings of transparent huge pages.
 
-use super::small_file;
+use super::{page_size, small_file};
+use std::ffi::CStr;
+use std::io::Write;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// When the kernel uses huge pages of 2 MiB.
@@ -15,6 +17,8 @@ pub(crate) enum Setting {
 }
 
 const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
+/// The largest transparent huge page of any architecture: 512 MiB, with base pages of 64 KiB.
+const LARGEST: usize = 512 << 20;
 
 pub(crate) fn chosen(text: &str) -> &str {
     text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
@@ -107,25 +111,52 @@ pub(crate) fn shared(fresh: bool) -> Setting {
 }
 
 /// Returns whether shared memory gets larger pages, of any size, without advice. Reads a dozen
-/// small files.
+/// small files, without allocating: a signal handler may fork meanwhile, and the C library's `fork`
+/// would wait for a lock of malloc that the interrupted thread has.
 pub(crate) fn shared_unasked() -> bool {
-    let word = |path: &std::path::Path| {
-        let text = small_file::text(path.join("shmem_enabled")).unwrap_or_default();
-        chosen(&text).to_owned()
+    let is_always = |path: &CStr| {
+        let mut text = [0; 128];
+        match chosen(small_file::read(path, &mut text).unwrap_or_default()) {
+            "" => None,
+            "inherit" => Some(None),
+            word => Some(Some(setting_of(word) == Setting::Always)),
+        }
     };
-    let general = setting_of(&word(DIRECTORY.as_ref())) == Setting::Always;
-    let Ok(sizes) = std::fs::read_dir(DIRECTORY) else { return false };
-    let mut sizes =
-        sizes.flatten().map(|entry| word(&entry.path())).filter(|word| !word.is_empty());
+    let general =
+        is_always(c"/sys/kernel/mm/transparent_hugepage/shmem_enabled") == Some(Some(true));
+    let by_size = |size: usize| {
+        let mut path = [0u8; 128];
+        let name = format_args!("{DIRECTORY}/hugepages-{}kB/shmem_enabled", size >> 10);
+        (&mut path[..]).write_fmt(name).ok()?;
+        is_always(CStr::from_bytes_until_nul(&path).ok()?)
+    };
+    let mut set = sizes().filter_map(by_size).peekable();
     // Before 6.14 there is no setting for each size.
-    let is_set =
-        |word: &str| if word == "inherit" { general } else { setting_of(word) == Setting::Always };
-    sizes.next().map_or(general, |first| is_set(&first) || sizes.any(|word| is_set(&word)))
+    if set.peek().is_none() {
+        return general;
+    }
+    set.any(|own| own.unwrap_or(general))
+}
+
+/// Returns the sizes that a page larger than the base page can have, in bytes.
+fn sizes() -> impl Iterator<Item = usize> {
+    let doubled = std::iter::successors(Some(2 * page_size()), |size| Some(size * 2));
+    doubled.take_while(|size| *size <= LARGEST)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_size_that_the_system_has_is_among_the_sizes() {
+        let names = std::fs::read_dir(DIRECTORY).into_iter().flatten();
+        for name in names.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
+            let kib = name.strip_prefix("hugepages-").and_then(|name| name.strip_suffix("kB"));
+            let Some(kib) = kib.map(|kib| kib.parse::<usize>().unwrap()) else { continue };
+            assert!(sizes().any(|size| size == kib << 10), "{name}");
+        }
+    }
 
     #[test]
     fn the_word_in_brackets_decides() {
