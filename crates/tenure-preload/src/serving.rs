@@ -133,6 +133,12 @@ impl Mappings {
             && len <= self.map_up_to.load(Ordering::Relaxed)
     }
 
+    /// Whether the kernel would not refuse a mapping of this size for its size, so that it need not be counted.
+    #[inline]
+    pub fn may_go_uncounted(&self, len: usize) -> bool {
+        self.are_served() && len <= self.map_up_to.load(Ordering::Relaxed)
+    }
+
     pub fn retire(&self, from: usize) {
         self.unmap_from.store(from, Ordering::Relaxed);
     }

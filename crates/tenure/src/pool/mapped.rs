@@ -379,6 +379,24 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
     counted
 }
 
+/// Returns whether a range begins or ends among the addresses that the pool has reserved, whoever has them by now. The
+/// kernel does not count what is mapped there, and joins only mappings that are counted alike.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let run = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// assert!(mapped::is_among_runs(run, 4096));
+/// # // SAFETY: nothing refers to the run.
+/// # unsafe { mapped::unmap(run, 1 << 20) };
+/// assert!(!mapped::is_among_runs(&raw const run as usize, 8));
+/// ```
+///
+/// # Cost
+/// A few loads.
+pub fn is_among_runs(addr: usize, len: usize) -> bool {
+    reservation::holds(addr) || reservation::holds(addr.saturating_add(len.max(1) - 1))
+}
+
 /// Returns whether any part of the range is the pool's. Runs in it may have left the pool, and
 /// where the pool has given up addresses ([`give_up_addresses`](super::give_up_addresses)) other
 /// mappings may lie in it.
