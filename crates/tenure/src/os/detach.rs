@@ -109,7 +109,7 @@ impl Hidden {
     /// ours for sure, cannot be joined from ours and another's, for no new mapping has our flags, and
     /// nobody reserves another place meanwhile.
     fn after_failure(&mut self, at: usize, len: usize) {
-        let listed = super::mapping_list::Lister::open().and_then(|mut l| l.at_or_after(self.base));
+        let listed = super::mapping_list::at_or_after(self.base);
         let whole = listed
             .ok()
             .flatten()

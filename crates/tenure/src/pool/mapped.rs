@@ -34,8 +34,7 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, free_run, given_up, leave, lookup, resize, split};
-use crate::os::mapping_list::Lister;
-use crate::os::{arena, page_size};
+use crate::os::{arena, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 use rustix::io::Errno;
@@ -437,7 +436,7 @@ pub fn touches(addr: usize, len: usize) -> bool {
 /// # Cost
 /// About 2 µs.
 pub fn same_mapping(addr: usize, len: usize) -> usize {
-    let found = Lister::open().and_then(|mut lister| lister.at_or_after(addr));
+    let found = mapping_list::at_or_after(addr);
     match found {
         Ok(Some(found)) if found.mapping.start <= addr => len.min(found.mapping.end - addr),
         _ => len,
