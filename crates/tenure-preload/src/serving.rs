@@ -143,6 +143,10 @@ impl Mappings {
         self.unmap_from.store(from, Ordering::Relaxed);
     }
 
+    pub fn are_retired(&self) -> bool {
+        self.unmap_from.load(Ordering::Relaxed) != NEVER
+    }
+
     /// Whether an unmap of this size is retired.
     #[inline]
     pub fn retires(&self, len: usize) -> bool {
