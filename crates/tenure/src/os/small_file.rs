@@ -5,7 +5,8 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use std::ffi::CStr;
 
-/// Reads the beginning of a file into the buffer. What is not text ends it.
+/// Reads the beginning of a file into the buffer: of one that the kernel writes as a whole, so that a line's end before the
+/// buffer's is the file's. What is not text ends it.
 pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Errno> {
     let file = open(path)?;
     let mut len = 0;
@@ -15,6 +16,9 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
             Ok(more) => len += more,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
+        }
+        if buffer[..len].ends_with(b"\n") {
+            break;
         }
     }
     match std::str::from_utf8(&buffer[..len]) {
