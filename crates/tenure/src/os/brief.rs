@@ -5,7 +5,8 @@
 //! is between the opening or closing of a descriptor and the note of it, which is a microsecond.
 //!
 //! Another thread may close a number and put a file of its own under it meanwhile (`dup2`), for it knows that the number
-//! is free. So only what is still the same file is closed.
+//! is free. And the number of a thread with descriptors of its own, as the worker is, may be another file's in the table that a
+//! child gets. So only what is still the same file is closed.
 
 use super::errno::last_errno;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -22,23 +23,46 @@ pub(crate) struct Brief {
     fd: ManuallyDrop<OwnedFd>,
     file: File,
     /// Where it is noted; `None`: nowhere, and a child keeps it.
-    note: Option<&'static AtomicU64>,
+    note: Option<&'static Note>,
+}
+
+/// A descriptor that is open now.
+struct Note {
+    /// The thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number and [`FIRST`]. 0: none.
+    word: AtomicU64,
+    /// Which file it is.
+    file: [AtomicU64; 2],
 }
 
 /// What a child has to close.
 struct Open {
-    /// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number
-    /// and [`FIRST`]. 0: none.
-    notes: [AtomicU64; 64],
+    notes: [Note; 64],
     /// The thread that forks. 0: none.
     forking: AtomicU64,
 }
 
 /// For the whole process: its child inherits the descriptors of all threads.
-static OPEN: Open = Open { notes: [const { AtomicU64::new(0) }; 64], forking: AtomicU64::new(0) };
+static OPEN: Open = Open { notes: [const { Note::none() }; 64], forking: AtomicU64::new(0) };
 /// The thread opens or closes one.
 const BUSY: u64 = 1;
 const FIRST: u64 = 2;
+
+impl Note {
+    const fn none() -> Note {
+        Note { word: AtomicU64::new(0), file: [const { AtomicU64::new(0) }; 2] }
+    }
+
+    /// From here on a child closes the number, if it is this file's.
+    fn is_of(&self, number: u16, file: File) {
+        self.file[0].store(file.0, Ordering::Relaxed);
+        self.file[1].store(file.1, Ordering::Relaxed);
+        self.word.store(here() | (u64::from(number) + FIRST), Ordering::SeqCst);
+    }
+
+    fn file(&self) -> File {
+        (self.file[0].load(Ordering::Relaxed), self.file[1].load(Ordering::Relaxed))
+    }
+}
 
 /// For each other at most, so that no two threads that wait for one another do so for ever: a handler of the
 /// fork's may want a lock that the other one has.
@@ -117,16 +141,18 @@ pub(super) fn open_by(
 ) -> Result<Brief, Errno> {
     let note = begin();
     let opened = open();
-    if let Some(note) = note {
-        let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
-        let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
-        note.store(
-            number.map_or(0, |number| here() | (u64::from(number) + FIRST)),
-            Ordering::SeqCst,
-        );
-    }
+    let found = opened.as_ref().ok().and_then(file_of);
+    let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
+    let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
+    let note = note.filter(|note| {
+        match number.zip(found) {
+            Some((number, file)) => note.is_of(number, file),
+            None => note.word.store(0, Ordering::SeqCst),
+        }
+        number.zip(found).is_some()
+    });
     let fd = ManuallyDrop::new(opened?);
-    let file = file_of(&*fd).filter(|file| is_right(&fd, *file));
+    let file = found.filter(|file| is_right(&fd, *file));
     // Of a file that another thread has put there nothing is done but to forget it.
     let brief = Brief { fd, file: file.unwrap_or_default(), note };
     file.map(|_| brief).ok_or(Errno::BADF)
@@ -159,7 +185,7 @@ impl Brief {
     /// It stays open, also in a child.
     pub(super) fn stays(self) {
         if let Some(note) = ManuallyDrop::new(self).note {
-            note.store(0, Ordering::SeqCst);
+            note.word.store(0, Ordering::SeqCst);
         }
     }
 
@@ -189,11 +215,11 @@ impl Brief {
     }
 }
 
-fn begin() -> Option<&'static AtomicU64> {
+fn begin() -> Option<&'static Note> {
     let busy = here() | BUSY;
-    let free = |note: &&AtomicU64| {
-        note.load(Ordering::Relaxed) == 0
-            && note.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    let free = |note: &&Note| {
+        note.word.load(Ordering::Relaxed) == 0
+            && note.word.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     };
     for _ in 0..2 {
         let note = OPEN.notes.iter().find(free)?;
@@ -201,7 +227,7 @@ fn begin() -> Option<&'static AtomicU64> {
         if !others_fork() {
             return Some(note);
         }
-        note.store(0, Ordering::SeqCst);
+        note.word.store(0, Ordering::SeqCst);
         wait_while(others_fork);
     }
     None
@@ -222,12 +248,12 @@ impl AsFd for Brief {
 impl Drop for Brief {
     fn drop(&mut self) {
         if let Some(note) = self.note {
-            note.store(here() | BUSY, Ordering::SeqCst);
+            let word = note.word.swap(here() | BUSY, Ordering::SeqCst);
             if others_fork() {
                 // The child finds it noted as open.
-                note.store(here() | (self.fd.as_raw_fd() as u64 + FIRST), Ordering::SeqCst);
+                note.word.store(word, Ordering::SeqCst);
                 wait_while(others_fork);
-                note.store(here() | BUSY, Ordering::SeqCst);
+                note.word.store(here() | BUSY, Ordering::SeqCst);
             }
         }
         if self.is_open() {
@@ -236,7 +262,7 @@ impl Drop for Brief {
             unsafe { libc::close(self.fd.as_raw_fd()) };
         }
         if let Some(note) = self.note {
-            note.store(0, Ordering::SeqCst);
+            note.word.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -252,9 +278,9 @@ fn wait_while(holds: impl Fn() -> bool) {
     }
 }
 
-fn others() -> impl Iterator<Item = (&'static AtomicU64, u64)> {
+fn others() -> impl Iterator<Item = (&'static Note, u64)> {
     let here = here();
-    let noted = OPEN.notes.iter().map(|note| (note, note.load(Ordering::SeqCst)));
+    let noted = OPEN.notes.iter().map(|note| (note, note.word.load(Ordering::SeqCst)));
     noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
 }
 
@@ -273,17 +299,21 @@ pub(crate) fn release() {
 pub(crate) fn close_others() {
     for (note, word) in others() {
         if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
-            // SAFETY: opened by a thread that is not here, and not closed.
-            unsafe { libc::close(number as RawFd) };
+            // SAFETY: only asked which file it is.
+            let there = file_of(unsafe { BorrowedFd::borrow_raw(number as RawFd) });
+            if there == Some(note.file()) {
+                // SAFETY: the file that a thread has opened under this number which is not here, and has not closed.
+                unsafe { libc::close(number as RawFd) };
+            }
         }
-        note.store(0, Ordering::SeqCst);
+        note.word.store(0, Ordering::SeqCst);
     }
     release();
 }
 
 /// In a child that was made without [`hold`]: what is open is not known.
 pub(crate) fn forget_others() {
-    others().for_each(|(note, _)| note.store(0, Ordering::SeqCst));
+    others().for_each(|(note, _)| note.word.store(0, Ordering::SeqCst));
     release();
 }
 
@@ -333,6 +363,37 @@ mod tests {
             // A thread that loses its processor between two instructions may be waited for in vain, on a busy machine
             // more often. Without the notes 240 children inherit one.
             assert!(inherited <= 60, "{inherited} of 300 children");
+        });
+    }
+
+    /// What a thread with descriptors of its own has open has a number that is another file's elsewhere.
+    #[test]
+    fn a_child_keeps_the_numbers_of_other_tables() {
+        in_child(this_test!(), &[], || {
+            crate::watch_forks();
+            let (opened, is_open) = std::sync::mpsc::sync_channel(0);
+            let (end, ends) = std::sync::mpsc::sync_channel::<()>(0);
+            let theirs = std::thread::spawn(move || {
+                crate::os::uffd::private_descriptor_table(&mut []).unwrap();
+                let list = open("/proc/thread-self/maps").unwrap();
+                opened.send(list.number()).unwrap();
+                ends.recv().unwrap();
+            });
+            let number = is_open.recv().unwrap();
+            // SAFETY: a copy of a descriptor of the test's, under the number that the other thread's file has.
+            assert!(unsafe { libc::dup2(2, number) } == number);
+            // SAFETY: the child looks at the number and exits without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: asks whether it is open, and ends the child.
+                unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) < 0).into()) };
+            }
+            let mut status = 0;
+            // SAFETY: the kernel writes the local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            end.send(()).unwrap();
+            theirs.join().unwrap();
+            assert_eq!(status, 0, "the child has lost descriptor {number}");
         });
     }
 
