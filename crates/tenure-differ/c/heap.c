@@ -176,8 +176,9 @@ static void op_usable(size_t index, const unsigned long *a) {
         return not_applicable("kind");
     size_t bytes = malloc_usable_size(o->at);
     put("enough", bytes >= o->size);
-    /* Up to what the alignment and a page cost. */
+    /* Up to what the alignment and a page cost: where the kernel maps a block decides how much lies behind it. */
     put("~usable", bytes / 1024);
+    put("~align", o->align / 1024);
     if (bytes > o->size && bytes - o->size < (64 << 10))
         memset(o->at + o->size, 0x5a, bytes - o->size);
     put_contents(a[0] % SLOTS);

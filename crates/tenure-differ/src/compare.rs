@@ -131,13 +131,11 @@ fn agrees(key: &str, plain: &str, other: Option<&str>, record: &str) -> bool {
         return plain == other;
     }
     let (Ok(plain), Ok(other)) = (plain.parse::<u64>(), other.parse::<u64>()) else { return false };
+    let kib = |name| Difference::field(record, name).and_then(|kib| kib.parse().ok()).unwrap_or(0);
     match key {
         "~wrong" => other <= plain,
-        "~usable" => other <= plain + plain / 8 + 64,
-        "~rss" => {
-            let kept = Difference::field(record, "~kept").and_then(|kib| kib.parse::<u64>().ok());
-            other <= plain + kept.unwrap_or(0) + RESIDENT_ROOM_KIB
-        }
+        "~usable" => other <= plain + plain / 8 + 64 + kib("~align"),
+        "~rss" => other <= plain + kib("~kept") + RESIDENT_ROOM_KIB,
         _ => true,
     }
 }
@@ -182,6 +180,11 @@ mod tests {
         let plain = run(&["0 resident ~rss=5000 ~kept=1000"], "exit 0");
         let near = run(&["0 resident ~rss=71000 ~kept=1000"], "exit 0");
         let far = run(&["0 resident ~rss=72000 ~kept=1000"], "exit 0");
+        assert_eq!(compare(&plain, &near), None);
+        assert!(compare(&plain, &far).is_some());
+        let plain = run(&["0 usable ~usable=120 ~align=2048"], "exit 0");
+        let near = run(&["0 usable ~usable=1120 ~align=2048"], "exit 0");
+        let far = run(&["0 usable ~usable=1120 ~align=4"], "exit 0");
         assert_eq!(compare(&plain, &near), None);
         assert!(compare(&plain, &far).is_some());
     }

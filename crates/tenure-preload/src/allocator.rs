@@ -7,8 +7,8 @@
 
 #![allow(unsafe_code, reason = "asks the loader")]
 
-use crate::symbol;
-use std::ffi::{c_void, CStr};
+use crate::symbol::{self, OfTheLibrary};
+use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -90,27 +90,57 @@ fn is_programs(at: *mut c_void) -> bool {
     object_of(at) != object_of((&raw const FOUND).cast()) && is_definition(at)
 }
 
-fn about(at: *const c_void) -> libc::Dl_info {
-    let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr fills in the structure, or returns 0 and leaves the zeros.
-    unsafe {
-        libc::dladdr(at, about.as_mut_ptr());
-        about.assume_init()
-    }
+/// A loaded program or library.
+#[derive(Clone, Copy, PartialEq)]
+struct Object {
+    /// Where it begins, in a sense: what the loader adds to its addresses.
+    base: usize,
+    /// The loader's name of it.
+    path: *const c_char,
 }
 
-/// Where the object (program or library) of an address begins; null if there is none.
-fn object_of(at: *const c_void) -> *mut c_void {
-    about(at).dli_fbase
+/// The object of an address; `None`: there is none. By the objects' segments: `dladdr` would look through all symbols of
+/// the C library, for 5 us. A program may have a function of that name, which nobody has initialised yet.
+fn object_of(at: *const c_void) -> Option<Object> {
+    static NEXT: OfTheLibrary = OfTheLibrary::new(c"dl_iterate_phdr");
+    type Each = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+    type Function = unsafe extern "C" fn(Each, *mut c_void) -> c_int;
+    let next = NEXT.get();
+    let mut search = (at as usize, None::<Object>);
+    if !next.is_null() {
+        // SAFETY: the C library's function of that name. The callback is given the tuple, which outlives the call,
+        // and nobody else uses it.
+        unsafe {
+            std::mem::transmute::<*mut c_void, Function>(next)(is_it, (&raw mut search).cast());
+        }
+    }
+    search.1
+}
+
+/// Ends the search by returning 1.
+unsafe extern "C" fn is_it(about: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+    // SAFETY: the loader's own structure, for the length of the call; `object_of` passes its tuple.
+    let (about, (at, found)) = unsafe { (&*about, &mut *search.cast::<(usize, Option<Object>)>()) };
+    // SAFETY: so many headers lie there while the object is loaded.
+    let segments =
+        unsafe { std::slice::from_raw_parts(about.dlpi_phdr, usize::from(about.dlpi_phnum)) };
+    let base = about.dlpi_addr as usize;
+    let holds = |segment: &libc::Elf64_Phdr| {
+        let start = base.wrapping_add(segment.p_vaddr as usize);
+        segment.p_type == libc::PT_LOAD && at.wrapping_sub(start) < segment.p_memsz as usize
+    };
+    if segments.iter().any(holds) {
+        *found = Some(Object { base, path: about.dlpi_name });
+    }
+    found.is_some().into()
 }
 
 fn file_name(at: *const c_void) -> &'static str {
-    let path = about(at).dli_fname;
-    if path.is_null() {
+    let Some(object) = object_of(at).filter(|object| !object.path.is_null()) else {
         return "another library";
-    }
+    };
     // SAFETY: the loader's terminated string, of a library loaded at the start: it stays.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let path = unsafe { CStr::from_ptr(object.path) }.to_bytes();
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     std::str::from_utf8(name).unwrap_or("another library")
 }

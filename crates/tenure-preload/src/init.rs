@@ -101,9 +101,6 @@ pub fn constructor() {
     let large = why_not(large, counted.or(allocator.why_not()));
     let mmap = why_not(mmap, counted);
     serve(large.and_then(Result::ok), mmap.and_then(Result::ok));
-    if large.is_some() || mmap.is_some() || unmap.is_some() {
-        tenure::launcher::open_files();
-    }
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
         MAPPINGS.retire(bytes);

@@ -221,10 +221,16 @@ pub fn end(threads: Threads) {
 }
 
 /// The kernel has refused the program a thread. Ends tenure's, for good: from now on callers do the work. `false`:
-/// there is none.
+/// there is none, and there was none just now.
 #[cold]
 pub fn make_room() -> bool {
-    if !is_own_process() || !pool::keeper_runs() && !START.starting.load(Ordering::Relaxed) {
+    // A starter that was counted when the kernel refused may have ended since, and have found no room itself.
+    let may_be_counted = || {
+        pool::keeper_runs()
+            || START.starting.load(Ordering::Relaxed)
+            || START.starter_number.load(Ordering::Relaxed) != 0
+    };
+    if !is_own_process() || !may_be_counted() {
         return false;
     }
     START.failed.store(ATTEMPTS, Ordering::Relaxed);

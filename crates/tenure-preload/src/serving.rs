@@ -133,8 +133,18 @@ impl Mappings {
             && len <= self.map_up_to.load(Ordering::Relaxed)
     }
 
+    /// Whether the kernel would not refuse a mapping of this size for its size, so that it need not be counted.
+    #[inline]
+    pub fn may_go_uncounted(&self, len: usize) -> bool {
+        self.are_served() && len <= self.map_up_to.load(Ordering::Relaxed)
+    }
+
     pub fn retire(&self, from: usize) {
         self.unmap_from.store(from, Ordering::Relaxed);
+    }
+
+    pub fn are_retired(&self) -> bool {
+        self.unmap_from.load(Ordering::Relaxed) != NEVER
     }
 
     /// Whether an unmap of this size is retired.

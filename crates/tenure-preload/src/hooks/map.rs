@@ -45,7 +45,9 @@ pub unsafe extern "C" fn mmap(
     if fd >= 0 {
         super::in_flight::mapped_file(flags, offset);
     }
+    let mut flags = flags;
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 || !at.is_null() {
+        flags = joining(at as usize, len, flags);
         // SAFETY: the program makes this call itself, so nothing refers to what it replaces.
         if let Some(answer) = unsafe { mmap_somewhere(at, len, protection, flags, fd, offset) } {
             return answer;
@@ -166,6 +168,17 @@ fn is_aligned_wish(hint: usize) -> bool {
 fn is_private_anonymous(flags: c_int) -> bool {
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_SHARED;
     flags & kind == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
+}
+
+/// The flags for a mapping at an address where the pool's may be. The kernel does not count those (`MAP_NORESERVE`), and
+/// joins only mappings that are counted alike. Without the pool they would join, and an mremap go over their border.
+fn joining(start: usize, len: usize, flags: c_int) -> c_int {
+    // Of huge pages of hugetlbfs the flag would keep the reservation away.
+    let is_plain = is_private_anonymous(flags) && flags & libc::MAP_HUGETLB == 0;
+    match is_plain && MAPPINGS.may_go_uncounted(len) && mapped::is_among_runs(start, len) {
+        true => flags | libc::MAP_NORESERVE,
+        false => flags,
+    }
 }
 
 /// With MAP_FIXED.

@@ -1,8 +1,24 @@
 //! A program that creates a thread: then one of this library's makes no difference to it any more. Where no more
 //! threads are allowed (`RLIMIT_NPROC`, a cgroup's `pids.max`) the library's make room for the program's.
 
+use crate::errno::Errno;
+use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::{keeper, real};
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Before the program's first thread: what is opened later may take the number that another thread expects. A program
+/// without threads has files of this library's open only once one is needed.
+#[inline]
+fn open_files_first() {
+    /// For the whole process: it was done.
+    static OPENED: AtomicBool = AtomicBool::new(false);
+    let serves = || ALLOCATIONS.are_served() || MAPPINGS.are_served() || MAPPINGS.are_retired();
+    if !OPENED.load(Ordering::Relaxed) && serves() && !OPENED.swap(true, Ordering::Relaxed) {
+        let _errno = Errno::keep();
+        tenure::launcher::open_files();
+    }
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
@@ -12,6 +28,7 @@ pub unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     let Some(create) = real::thread_creation() else { return libc::EAGAIN };
+    open_files_first();
     // SAFETY: the program makes this call itself, and it goes on unchanged to the definition behind
     // this one.
     let call = || unsafe { create(thread, attributes, body, argument) };

@@ -77,6 +77,22 @@ static void grow_with_its_state(size_t len) {
     close(file);
 }
 
+/* The kernel joins what is mapped over a part of a mapping, or into its hole, with what is around it: an mremap may go over
+   the border. */
+static void over_borders(size_t len) {
+    char *at = map(4 * len);
+    fill(at, 4 * len, 11);
+    CHECK(mmap(at + 2 * len, len, RW, ANON | MAP_FIXED, -1, 0) == at + 2 * len);
+    CHECK(munmap(at, len) == 0);
+    CHECK(mmap(at, len, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0) == at);
+    char *part = mremap(at, 3 * len, 4 * len, MREMAP_MAYMOVE);
+    CHECK(part != MAP_FAILED);
+    CHECK(is_zero(part, len) && is_zero(part + 2 * len, 2 * len));
+    CHECK(((uint64_t *)(part + len))[0] == 11 * 0x9e3779b97f4a7c15u + len / 8);
+    CHECK(touch(at + 3 * len - 1) == SIGSEGV);
+    CHECK(munmap(part, 4 * len) == 0 && munmap(at + 3 * len, len) == 0);
+}
+
 /* What cannot grow stays where it was, as it was. */
 static void refused(size_t len) {
     char *at = map(len);
@@ -118,6 +134,8 @@ int main(void) {
         refused_whole(sizes[n]);
     for (size_t n = 0; n < 4; n++)
         grow_with_its_state(sizes[n]);
+    for (size_t n = 0; n < 4; n++)
+        over_borders(sizes[n]);
     grow_step_by_step();
     /* And realloc, by a fixed sequence. */
     unsigned state = 1;

@@ -352,6 +352,27 @@ fn what_the_kernel_still_reads_is_not_used_again() {
     program!("in_flight.c").same_everywhere();
 }
 
+/// A thread may have 16 KiB of stack, and a signal's handler that unmaps may interrupt an unmap.
+#[test]
+fn calls_take_little_of_the_stack() {
+    // 2.8 KiB; before what reads `/proc` was kept apart from the rest, 3.9.
+    let most = 3500;
+    let program = program!("stack.c");
+    for options in kit::SETS {
+        let output = kit::done("stack.c", &mut program.under(options, None));
+        let taken: usize =
+            String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
+        assert!(taken <= most, "{taken} bytes under {options:?}");
+    }
+}
+
+/// A program that looks at its descriptors finds its own; files that are needed are opened later.
+#[test]
+fn a_program_starts_with_its_own_descriptors() {
+    let program = program!("own_descriptors.c");
+    program.same_under_all_options();
+}
+
 /// glibc's heap trims itself as much as without the library, and no block says that it is larger than it is.
 #[test]
 fn what_a_program_learns_of_malloc() {

@@ -2,7 +2,7 @@
 //! none sets `errno`, and none reaches a launcher that replaces the library's functions.
 
 use super::apart::{self, Congruent};
-use super::mapping_list::Lister;
+use super::mapping_list;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
@@ -121,8 +121,9 @@ pub(crate) enum NotMoved {
 /// nothing uses `from` under its old address.
 pub(crate) unsafe fn move_pages(from: PageRange, to: usize) -> Result<(), NotMoved> {
     // Before 6.12 the kernel unmaps the target before it finds that the source is not one mapping.
-    let one = Lister::open().and_then(|mut lister| lister.at_or_after(from.start));
-    let Ok(Some(one)) = one else { return Err(NotMoved::Unchanged) };
+    let Ok(Some(one)) = mapping_list::at_or_after(from.start) else {
+        return Err(NotMoved::Unchanged);
+    };
     if one.mapping.start > from.start || one.mapping.end < from.end {
         return Err(NotMoved::Unchanged);
     }

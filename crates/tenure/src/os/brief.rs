@@ -6,8 +6,9 @@
 //! about it, which takes a microsecond.
 //!
 //! A thread that knows that the number is free may close it and put a file of its own under it
-//! meanwhile (`dup2`). So this module closes a descriptor only if it is still the file that was
-//! opened.
+//! meanwhile (`dup2`). And the worker has a descriptor table of its own, so its number may be another
+//! file's in the table that a child gets. So this module closes a descriptor only if it is still the
+//! file that was opened.
 
 use super::errno::last_errno;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -24,23 +25,46 @@ pub(crate) struct Brief {
     fd: ManuallyDrop<OwnedFd>,
     file: File,
     /// Where the descriptor is noted; `None`: it is not noted, and a child keeps it.
-    note: Option<&'static AtomicU64>,
+    note: Option<&'static Note>,
+}
+
+/// A descriptor that is open now.
+struct Note {
+    /// The thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number and [`FIRST`]. 0: none.
+    word: AtomicU64,
+    /// The file's device and inode.
+    file: [AtomicU64; 2],
 }
 
 /// The descriptors that a child closes.
 struct Open {
-    /// The descriptors that are open now: the thread's [`here`] and, in the lowest 16 bits,
-    /// [`BUSY`] or the number plus [`FIRST`]. 0: none.
-    notes: [AtomicU64; 64],
+    notes: [Note; 64],
     /// The thread that forks. 0: none.
     forking: AtomicU64,
 }
 
 /// For the whole process: its child inherits the descriptors of all threads.
-static OPEN: Open = Open { notes: [const { AtomicU64::new(0) }; 64], forking: AtomicU64::new(0) };
+static OPEN: Open = Open { notes: [const { Note::none() }; 64], forking: AtomicU64::new(0) };
 /// The thread is opening or closing a descriptor.
 const BUSY: u64 = 1;
 const FIRST: u64 = 2;
+
+impl Note {
+    const fn none() -> Note {
+        Note { word: AtomicU64::new(0), file: [const { AtomicU64::new(0) }; 2] }
+    }
+
+    /// Notes that a child is to close the number if it is this file's.
+    fn is_of(&self, number: u16, file: File) {
+        self.file[0].store(file.0, Ordering::Relaxed);
+        self.file[1].store(file.1, Ordering::Relaxed);
+        self.word.store(here() | (u64::from(number) + FIRST), Ordering::SeqCst);
+    }
+
+    fn file(&self) -> File {
+        (self.file[0].load(Ordering::Relaxed), self.file[1].load(Ordering::Relaxed))
+    }
+}
 
 /// The longest wait of a fork and another thread for each other. Without this bound they could wait
 /// for ever: a fork handler may want a lock that the other thread has.
@@ -122,16 +146,18 @@ pub(super) fn open_by(
 ) -> Result<Brief, Errno> {
     let note = begin();
     let opened = open();
-    if let Some(note) = note {
-        let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
-        let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
-        note.store(
-            number.map_or(0, |number| here() | (u64::from(number) + FIRST)),
-            Ordering::SeqCst,
-        );
-    }
+    let found = opened.as_ref().ok().and_then(file_of);
+    let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
+    let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
+    let note = note.filter(|note| {
+        match number.zip(found) {
+            Some((number, file)) => note.is_of(number, file),
+            None => note.word.store(0, Ordering::SeqCst),
+        }
+        number.zip(found).is_some()
+    });
     let fd = ManuallyDrop::new(opened?);
-    let file = file_of(&*fd).filter(|file| is_right(&fd, *file));
+    let file = found.filter(|file| is_right(&fd, *file));
     // A file that another thread has put under the number is forgotten, and otherwise left alone.
     let brief = Brief { fd, file: file.unwrap_or_default(), note };
     file.map(|_| brief).ok_or(Errno::BADF)
@@ -165,7 +191,7 @@ impl Brief {
     /// Keeps the descriptor open, also in a child.
     pub(super) fn stays(self) {
         if let Some(note) = ManuallyDrop::new(self).note {
-            note.store(0, Ordering::SeqCst);
+            note.word.store(0, Ordering::SeqCst);
         }
     }
 
@@ -195,11 +221,11 @@ impl Brief {
     }
 }
 
-fn begin() -> Option<&'static AtomicU64> {
+fn begin() -> Option<&'static Note> {
     let busy = here() | BUSY;
-    let free = |note: &&AtomicU64| {
-        note.load(Ordering::Relaxed) == 0
-            && note.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    let free = |note: &&Note| {
+        note.word.load(Ordering::Relaxed) == 0
+            && note.word.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     };
     for _ in 0..2 {
         let note = OPEN.notes.iter().find(free)?;
@@ -207,7 +233,7 @@ fn begin() -> Option<&'static AtomicU64> {
         if !others_fork() {
             return Some(note);
         }
-        note.store(0, Ordering::SeqCst);
+        note.word.store(0, Ordering::SeqCst);
         wait_while(others_fork);
     }
     None
@@ -228,12 +254,12 @@ impl AsFd for Brief {
 impl Drop for Brief {
     fn drop(&mut self) {
         if let Some(note) = self.note {
-            note.store(here() | BUSY, Ordering::SeqCst);
+            let word = note.word.swap(here() | BUSY, Ordering::SeqCst);
             if others_fork() {
                 // A child finds the descriptor noted as open.
-                note.store(here() | (self.fd.as_raw_fd() as u64 + FIRST), Ordering::SeqCst);
+                note.word.store(word, Ordering::SeqCst);
                 wait_while(others_fork);
-                note.store(here() | BUSY, Ordering::SeqCst);
+                note.word.store(here() | BUSY, Ordering::SeqCst);
             }
         }
         if self.is_open() {
@@ -244,7 +270,7 @@ impl Drop for Brief {
             unsafe { libc::close(self.fd.as_raw_fd()) };
         }
         if let Some(note) = self.note {
-            note.store(0, Ordering::SeqCst);
+            note.word.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -260,9 +286,9 @@ fn wait_while(holds: impl Fn() -> bool) {
     }
 }
 
-fn others() -> impl Iterator<Item = (&'static AtomicU64, u64)> {
+fn others() -> impl Iterator<Item = (&'static Note, u64)> {
     let here = here();
-    let noted = OPEN.notes.iter().map(|note| (note, note.load(Ordering::SeqCst)));
+    let noted = OPEN.notes.iter().map(|note| (note, note.word.load(Ordering::SeqCst)));
     noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
 }
 
@@ -283,17 +309,22 @@ pub(crate) fn release() {
 pub(crate) fn close_others() {
     for (note, word) in others() {
         if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
-            // SAFETY: a thread that this process does not have opened it and did not close it.
-            unsafe { libc::close(number as RawFd) };
+            // SAFETY: the call only asks which file it is; a free number is an error.
+            let there = file_of(unsafe { BorrowedFd::borrow_raw(number as RawFd) });
+            if there == Some(note.file()) {
+                // SAFETY: it is the file that a thread which this process does not have has opened under this
+                // number, and has not closed.
+                unsafe { libc::close(number as RawFd) };
+            }
         }
-        note.store(0, Ordering::SeqCst);
+        note.word.store(0, Ordering::SeqCst);
     }
     release();
 }
 
 /// In a child that was made without [`hold`]: the open descriptors are not known.
 pub(crate) fn forget_others() {
-    others().for_each(|(note, _)| note.store(0, Ordering::SeqCst));
+    others().for_each(|(note, _)| note.word.store(0, Ordering::SeqCst));
     release();
 }
 
@@ -344,6 +375,38 @@ mod tests {
             // instructions can leave a descriptor to the child, on a busy machine more often.
             // Without the notes 240 children inherit one.
             assert!(inherited <= 60, "{inherited} of 300 children");
+        });
+    }
+
+    /// The number of a file in another thread's own descriptor table may be another file's in the
+    /// program's table.
+    #[test]
+    fn a_child_keeps_the_numbers_of_other_tables() {
+        in_child(this_test!(), &[], || {
+            crate::watch_forks();
+            let (opened, is_open) = std::sync::mpsc::sync_channel(0);
+            let (end, ends) = std::sync::mpsc::sync_channel::<()>(0);
+            let theirs = std::thread::spawn(move || {
+                crate::os::uffd::private_descriptor_table(&mut []).unwrap();
+                let list = open("/proc/thread-self/maps").unwrap();
+                opened.send(list.number()).unwrap();
+                ends.recv().unwrap();
+            });
+            let number = is_open.recv().unwrap();
+            // SAFETY: a copy of a descriptor of the test's, under the number that the other thread's file has.
+            assert!(unsafe { libc::dup2(2, number) } == number);
+            // SAFETY: the child looks at the number and exits without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: asks whether it is open, and ends the child.
+                unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) < 0).into()) };
+            }
+            let mut status = 0;
+            // SAFETY: the kernel writes the local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            end.send(()).unwrap();
+            theirs.join().unwrap();
+            assert_eq!(status, 0, "the child has lost descriptor {number}");
         });
     }
 

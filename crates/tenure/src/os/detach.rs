@@ -112,7 +112,7 @@ impl Hidden {
     /// both ends, which surely belong to this value. A joined mapping of this one and a foreign one
     /// is not possible: no new mapping has these flags, and no other place is reserved meanwhile.
     fn after_failure(&mut self, at: usize, len: usize) {
-        let listed = super::mapping_list::Lister::open().and_then(|mut l| l.at_or_after(self.base));
+        let listed = super::mapping_list::at_or_after(self.base);
         let whole = listed
             .ok()
             .flatten()

@@ -55,17 +55,23 @@ struct Text {
     ended: bool,
 }
 
+/// [`Lister::at_or_after`] of one address. Not inlined: the buffer is gone from the stack when it returns, and with
+/// it half of what the calls around this take.
+#[inline(never)]
+pub(crate) fn at_or_after(addr: usize) -> Result<Option<Listed>, Errno> {
+    Lister::new().at_or_after(addr)
+}
+
 impl Lister {
-    pub fn open() -> Result<Lister, Errno> {
-        match maps::query_is_missing() {
-            true => Ok(Lister::of(brief::open("/proc/thread-self/maps")?)),
-            false => Ok(Lister { text: None }),
-        }
+    pub const fn new() -> Lister {
+        Lister { text: None }
     }
 
     /// Lists the mappings in this file.
     pub fn of(maps: Brief) -> Lister {
-        Lister { text: Some(Text::of(maps)) }
+        let text =
+            Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false };
+        Lister { text: Some(text) }
     }
 
     /// Starts again from the lowest address.
@@ -81,30 +87,26 @@ impl Lister {
     /// to call.
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
-            let mut name = [0u8; 256];
-            let mut asked = maps::query(addr, &mut name);
-            if matches!(asked, Err(Errno::NAMETOOLONG)) {
-                // The query returns nothing for a name of this length.
-                asked = maps::query(addr, &mut []).map(|found| {
-                    name[..LONG.len()].copy_from_slice(LONG);
-                    found.map(|(mapping, page_size, _)| (mapping, page_size, LONG.len()))
-                });
-            }
-            match asked {
+            match query(addr) {
                 Ok(found) => {
                     maps::query_is(true);
-                    return Ok(found.map(|(mapping, page_size, length)| {
-                        Listed::new(mapping, page_size, &name[..length])
-                    }));
+                    return Ok(found);
                 }
                 Err(errno) if maps::query_works() => return Err(errno),
                 Err(_) => maps::query_is(false),
             }
         }
-        let text = match &mut self.text {
-            Some(text) => text,
-            none => none.insert(Text::open()?),
-        };
+        self.read_at_or_after(addr)
+    }
+
+    /// By reading the file.
+    #[cold]
+    #[inline(never)]
+    fn read_at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
+        if self.text.is_none() {
+            *self = Lister::of(brief::open("/proc/thread-self/maps")?);
+        }
+        let Some(text) = &mut self.text else { return Ok(None) };
         loop {
             // The next call reads this line again if the mapping reaches past that call's address.
             let Some((line, after)) = text.line()? else { return Ok(None) };
@@ -119,15 +121,34 @@ impl Lister {
     }
 }
 
+/// The kernel returns only whole names. A buffer for a long one takes room on the stack, which few
+/// callers need.
+fn query(addr: usize) -> Result<Option<Listed>, Errno> {
+    match query_with([0; NAME], addr) {
+        Err(Errno::NAMETOOLONG) => query_long(addr),
+        answer => answer,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
+    match query_with([0; 256], addr) {
+        // The query returns nothing for a name of this length.
+        Err(Errno::NAMETOOLONG) => {
+            let found = maps::query(addr, &mut [])?;
+            Ok(found.map(|(mapping, page_size, _)| Listed::new(mapping, page_size, LONG)))
+        }
+        answer => answer,
+    }
+}
+
+fn query_with<const N: usize>(mut name: [u8; N], addr: usize) -> Result<Option<Listed>, Errno> {
+    let found = maps::query(addr, &mut name)?;
+    Ok(found.map(|(mapping, page_size, length)| Listed::new(mapping, page_size, &name[..length])))
+}
+
 impl Text {
-    fn open() -> Result<Text, Errno> {
-        Ok(Text::of(brief::open("/proc/thread-self/maps")?))
-    }
-
-    fn of(maps: Brief) -> Text {
-        Text { maps, buffer: [0; BUFFER], filled: 0, taken: 0, skips: false, ended: false }
-    }
-
     /// Marks the line that ends there as read.
     fn pass(&mut self, after: usize) {
         self.skips = self.buffer[after - 1] != b'\n';
@@ -172,9 +193,9 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     fn all(text_only: bool) -> Vec<(usize, usize, Vec<u8>)> {
-        let mut lister = Lister::open().unwrap();
+        let mut lister = Lister::new();
         if text_only {
-            lister.text = Some(Text::open().unwrap());
+            lister = Lister::of(brief::open("/proc/thread-self/maps").unwrap());
         }
         let (mut found, mut at) = (Vec::with_capacity(1000), 1);
         while let Some(listed) = lister.at_or_after(at).unwrap() {

@@ -6,7 +6,8 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use std::ffi::CStr;
 
-/// Reads the beginning of a file into the buffer, up to the first byte that is not text.
+/// Reads the beginning of a file into the buffer, up to the first byte that is not text. The kernel
+/// must write the file as a whole: a line's end before the buffer's end is the end of the file.
 pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Errno> {
     let file = open(path)?;
     let mut len = 0;
@@ -16,6 +17,9 @@ pub(crate) fn read<'a>(path: &CStr, buffer: &'a mut [u8]) -> Result<&'a str, Err
             Ok(more) => len += more,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
+        }
+        if buffer[..len].ends_with(b"\n") {
+            break;
         }
     }
     match std::str::from_utf8(&buffer[..len]) {

@@ -34,8 +34,7 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, free_run, given_up, leave, lookup, resize, split};
-use crate::os::mapping_list::Lister;
-use crate::os::{arena, page_size};
+use crate::os::{arena, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 use rustix::io::Errno;
@@ -379,6 +378,24 @@ pub fn may_have_huge_pages(start: usize, len: usize) -> bool {
     counted
 }
 
+/// Returns whether a range begins or ends among the addresses that the pool has reserved, whoever has them by now. The
+/// kernel does not count what is mapped there, and joins only mappings that are counted alike.
+///
+/// ```
+/// use tenure::pool::mapped;
+/// let run = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
+/// assert!(mapped::is_among_runs(run, 4096));
+/// # // SAFETY: nothing refers to the run.
+/// # unsafe { mapped::unmap(run, 1 << 20) };
+/// assert!(!mapped::is_among_runs(&raw const run as usize, 8));
+/// ```
+///
+/// # Cost
+/// A few loads.
+pub fn is_among_runs(addr: usize, len: usize) -> bool {
+    reservation::holds(addr) || reservation::holds(addr.saturating_add(len.max(1) - 1))
+}
+
 /// Returns whether any part of the range is the pool's. Runs in it may have left the pool, and
 /// where the pool has given up addresses ([`give_up_addresses`](super::give_up_addresses)) other
 /// mappings may lie in it.
@@ -419,7 +436,7 @@ pub fn touches(addr: usize, len: usize) -> bool {
 /// # Cost
 /// About 2 µs.
 pub fn same_mapping(addr: usize, len: usize) -> usize {
-    let found = Lister::open().and_then(|mut lister| lister.at_or_after(addr));
+    let found = mapping_list::at_or_after(addr);
     match found {
         Ok(Some(found)) if found.mapping.start <= addr => len.min(found.mapping.end - addr),
         _ => len,

@@ -4,8 +4,7 @@
 
 use super::kind::Known;
 use super::{forget, settings, slice, unmap};
-use crate::os::mapping_list::Lister;
-use crate::os::{detach, errno, page_size};
+use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
@@ -40,8 +39,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
         return false;
     }
     // mremap wants all of the old range in one mapping, and answers for the page at its start.
-    let listed = Lister::open().and_then(|mut lister| lister.at_or_after(start));
-    let one = listed.ok().flatten().is_some_and(|found| {
+    let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
         found.mapping.start <= start && found.mapping.end >= end && found.page_size <= page
     });
     one && detach::may_be_unmapped_from(start).is_ok()

@@ -55,14 +55,14 @@ fn shrink() -> bool {
     waits && errno::kept(teardown::relieve)
 }
 
-/// What [`prepare`] does but for the thread. A few loads when it is done.
+/// Has forks wait for what is half done, from now on. Asks the kernel for nothing of the limits: most programs never
+/// retire anything. A few loads when it is done.
 pub(crate) fn watch_forks() {
     fork::look();
     fork::watch();
     register();
     // What is looked up once, and allocates then.
     let _ = generation::current();
-    bound::look_around();
 }
 
 /// What is known of the worker.
@@ -80,6 +80,7 @@ static READINESS: Readiness =
 /// See [`super::prepare`].
 pub(super) fn prepare() -> Result<()> {
     watch_forks();
+    bound::look_around();
     worker::create("retire::prepare")?;
     detach::learn_whether_seals_are_seen();
     READINESS.ready.store(true, Ordering::Release);

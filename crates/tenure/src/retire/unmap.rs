@@ -53,11 +53,10 @@ enum Class {
 pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way, Errno> {
     let is_small = range.len() < least;
     // Where nothing is marked, a small range is not worth a look.
-    let lister = match is_small && !forget::any_marks() {
-        true => None,
-        false => Lister::open().ok(),
-    };
-    let Some(mut lister) = lister else { return whole(range) };
+    if is_small && !forget::any_marks() {
+        return whole(range);
+    }
+    let mut lister = Lister::new();
     match classify(range, &mut lister, known) {
         // Marks and locks stay as they are. (The kernel may not refuse it, if another thread has changed the
         // range since.)
@@ -67,7 +66,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
             Ok(way)
         }
         Class::Parts { movable } if !is_small && lister.restart().is_ok() => {
-            let way = by_parts(range, lister, known, movable)?;
+            let way = by_parts(range, &mut lister, known, movable)?;
             if way == Way::Moved {
                 bound::hold_back();
                 service::stir();
@@ -96,6 +95,10 @@ fn by_the_kernel(range: PageRange) -> Result<Way, Errno> {
 /// munmap(2) does all or nothing: a range with a sealed mapping in it, or whose ends cut a huge page,
 /// stays as it is. So every mapping is asked first, by calls that change nothing (but how a mapping that
 /// is to be cut in any case is cut up).
+///
+/// Not inlined, as [`by_parts`]: what one has on the stack is gone before the other's comes. A thread may have 16 KiB of
+/// it, and a signal's handler that unmaps, too, may interrupt this.
+#[inline(never)]
 fn classify(range: PageRange, lister: &mut Lister, known: Known) -> Class {
     let look = Look::at(range, lister, known);
     let movable = look.movable;
@@ -204,10 +207,9 @@ impl Look {
 }
 
 /// Whether nothing in the range is sealed, and its ends cut no huge page.
+#[inline(never)]
 pub(super) fn all_may_be_unmapped(range: PageRange) -> bool {
-    Lister::open().is_ok_and(|mut lister| {
-        matches!(classify(range, &mut lister, Known::Nothing), Class::Parts { .. })
-    })
+    matches!(classify(range, &mut Lister::new(), Known::Nothing), Class::Parts { .. })
 }
 
 fn overlap(found: &Listed, range: PageRange, at: usize) -> Option<PageRange> {
@@ -216,9 +218,10 @@ fn overlap(found: &Listed, range: PageRange, at: usize) -> Option<PageRange> {
     (start < end).then(|| PageRange::new(start, end))
 }
 
+#[inline(never)]
 fn by_parts(
     range: PageRange,
-    mut lister: Lister,
+    lister: &mut Lister,
     known: Known,
     movable: bool,
 ) -> Result<Way, Errno> {

@@ -52,7 +52,7 @@ pub fn drop_zeros(addr: usize, len: usize) {
 
 /// Of what lies where a run was: of memory that is no file's.
 fn drop_zeros_of_mappings(range: PageRange) {
-    let Ok(mut lister) = Lister::open() else { return };
+    let mut lister = Lister::new();
     let mut at = range.start;
     while at < range.end {
         let Ok(Some(listed)) = lister.at_or_after(at) else { return };
