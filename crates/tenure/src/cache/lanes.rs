@@ -2,6 +2,7 @@
 
 use super::place::UNIT;
 use super::segment::Segment;
+use super::vacated::Vacated;
 use crate::runtime::turn::Turn;
 use std::sync::atomic::AtomicU64;
 
@@ -14,6 +15,8 @@ pub(super) struct Lane {
     pub opening: Turn,
     /// Its segments hold protected values.
     pub is_protected: bool,
+    /// Where values were that its threads have overwritten.
+    pub vacated: Vacated,
 }
 
 /// An open segment: its number, its generation, and how far it is filled. 0 stands for none.
@@ -47,6 +50,7 @@ pub(super) struct Filling<'a> {
 
 impl Lane {
     pub fn new(is_protected: bool) -> Lane {
-        Lane { open: AtomicU64::new(0), opening: Turn::new(), is_protected }
+        let vacated = Vacated::new();
+        Lane { open: AtomicU64::new(0), opening: Turn::new(), is_protected, vacated }
     }
 }

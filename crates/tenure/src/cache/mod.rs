@@ -64,6 +64,7 @@ mod policy;
 mod put_off;
 mod recycle;
 mod removed;
+mod reuse;
 mod segment;
 mod shard;
 mod single_flight;
@@ -76,6 +77,7 @@ mod tasks;
 mod time_to_live;
 mod trials;
 mod typed;
+mod vacated;
 mod value;
 mod worth;
 

@@ -119,10 +119,9 @@ impl Space {
         });
         let much_is_dead = all_left as f64 <= all as f64 * (1.0 - DEAD);
         if let Some((_, segment)) = best.filter(|_| much_is_dead) {
-            lists.take(&self.segments, segment);
-            segment.range.pin();
+            let taken = lists.take(&self.segments, segment);
             drop(lists);
-            return self.settle_or_return(segment).then_some(segment);
+            return (taken && self.settle_or_return(segment)).then_some(segment);
         }
         drop(lists);
         let (_, segment, generation) = doubtful?;
@@ -152,8 +151,12 @@ impl Space {
     /// Counts what is left of a closed segment. `true`: less than half of its bytes; it is out of its list, pinned and
     /// settled then.
     fn count(&self, index: &dyn Index, segment: &Segment, generation: u32) -> bool {
-        // While it is pinned nobody fills it anew, whoever takes it out of its list.
-        let Some(plain) = segment.life.enter(&segment.range, generation) else { return false };
+        // While it is pinned nobody fills it anew, or takes it out of its list but for a clear.
+        let Some(plain) = segment.range.pin_alone() else { return false };
+        if segment.life.generation() != generation {
+            segment.unpin();
+            return false;
+        }
         if !plain {
             match segment.settle() {
                 Ok(gone) => self.met_purge(gone),
@@ -173,9 +176,11 @@ impl Space {
         });
         segment.lengths.count(values, bytes, longest);
         let is_sparse = bytes < segment.filled.load(Ordering::Relaxed) / 2;
-        // Taken out, it has a pin for that. So it is settled still.
-        let taken = is_sparse && self.take_out(segment);
-        segment.unpin();
+        // It is settled still.
+        let taken = is_sparse && self.lists.lock().remove(&self.segments, segment);
+        if !taken {
+            segment.unpin();
+        }
         taken
     }
 }

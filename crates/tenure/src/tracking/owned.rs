@@ -101,6 +101,12 @@ impl OwnedRange {
         self.tracked().pin().plain()
     }
 
+    /// Adds a pin if there is none, by one exchange. `Some(true)`: the pages are there and good, as for
+    /// [`pin`](OwnedRange::pin). `None`: there are some.
+    pub fn pin_alone(&self) -> Option<bool> {
+        self.tracked().pin_alone().map(Word::plain)
+    }
+
     /// Takes the pages back, which the caller has pinned. `lost` is told what is gone, under the claim,
     /// before any other pinner gets on: it only notes it.
     ///
