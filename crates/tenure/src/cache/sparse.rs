@@ -1,8 +1,9 @@
 //! Moving together what is left in segments of which much was overwritten or removed.
 //!
 //! What is dead is bounded over all segments, not in each: the emptiest is moved when too much is dead in all of them.
-//! So where a few segments become empty by themselves nothing is copied, and where values are overwritten at random
-//! the cache takes about a quarter more than their bytes, and copies about two bytes for each that is put in.
+//! So where a few segments become empty by themselves nothing is copied. Where values are overwritten at random by
+//! others that cannot take [their places](super::reuse), the cache takes about a quarter more than the values' bytes, and
+//! copies about two bytes for each that is put in.
 //!
 //! How many keys lead to a segment is known, but not how many bytes they lead to: who takes a key's place away does
 //! not look at the value's header, which may have been purged. Where all values are about as long, the number tells.
