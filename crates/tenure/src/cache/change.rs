@@ -1,11 +1,11 @@
 //! What the cache does when a table changes, under the writers' lock of its shard: values that are being
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
+use super::lanes::lane;
 use super::listener::RemovalCause;
 use super::place::{number, Place};
 use super::single_flight::{Flights, Landing};
 use super::space::Space;
-use super::store::lane;
 use super::table::Change;
 use super::Inner;
 use std::cell::Cell;

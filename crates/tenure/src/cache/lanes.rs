@@ -4,7 +4,8 @@ use super::place::UNIT;
 use super::segment::Segment;
 use super::vacated::Vacated;
 use crate::runtime::turn::Turn;
-use std::sync::atomic::AtomicU64;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Threads of one lane fill the same open segment.
 #[repr(align(64))]
@@ -53,4 +54,18 @@ impl Lane {
         let vacated = Vacated::new();
         Lane { open: AtomicU64::new(0), opening: Turn::new(), is_protected, vacated }
     }
+}
+
+/// Which open segment this thread fills.
+pub(super) fn lane() -> usize {
+    /// For the whole process: lanes are numbers, of whatever cache.
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        /// Each thread's own: so that threads that put values in fill different segments.
+        static LANE: Cell<usize> = const { Cell::new(0) };
+    }
+    if LANE.get() == 0 {
+        LANE.set(NEXT.fetch_add(1, Ordering::Relaxed));
+    }
+    LANE.get()
 }

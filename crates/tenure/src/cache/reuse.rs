@@ -28,7 +28,7 @@ use super::place::Place;
 use super::space::{Room, Space, LARGE};
 use super::vacated::Good;
 
-/// For values that take less it is not looked.
+/// Values that take less go to open segments: a look for a place would take as long as the copies.
 const LEAST: usize = 512;
 
 impl Space {

@@ -2,6 +2,7 @@
 
 use super::change::Putting;
 use super::header::Header;
+use super::lanes::lane;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
@@ -16,7 +17,7 @@ use crate::tracking::backpressure;
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Why a value was not at its place.
@@ -444,7 +445,8 @@ where
         let head = Header { len, hash, times };
         let before = if self.space.may_reuse(head) {
             let table = &self.shards.of(hash).table;
-            table.find(&table.section(false), hash, key)
+            let found = table.find_and_enter(&table.section(false), hash, key, false, |_| ());
+            found.map(|(place, ())| place)
         } else {
             None
         };
@@ -463,18 +465,4 @@ fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
     copy.try_reserve_exact(bytes.len()).ok()?;
     copy.extend_from_slice(bytes);
     Some(Value::own(copy, true))
-}
-
-/// Which open segment this thread fills.
-pub(super) fn lane() -> usize {
-    /// For the whole process: lanes are numbers, of whatever cache.
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
-    thread_local! {
-        /// Each thread's own: so that threads that put values in fill different segments.
-        static LANE: Cell<usize> = const { Cell::new(0) };
-    }
-    if LANE.get() == 0 {
-        LANE.set(NEXT.fetch_add(1, Ordering::Relaxed));
-    }
-    LANE.get()
 }

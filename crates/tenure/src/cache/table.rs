@@ -200,15 +200,6 @@ impl<K> Table<K> {
         }
     }
 
-    /// Where the key's value lies.
-    pub fn find<Q>(&self, section: &Section<'_, K>, hash: u32, key: &Q) -> Option<Place>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
-    }
-
     /// Calls `each` with every key, in a section: it may do what it likes. A key that is put in meanwhile may be left
     /// out, and one that is removed and put in again may come twice.
     pub fn each_key(&self, mut each: impl FnMut(&K)) {
