@@ -18,11 +18,15 @@ mod removed;
 mod table;
 #[path = "../../tenure/src/cache/tasks.rs"]
 mod tasks;
+#[path = "../../tenure/src/cache/vacated.rs"]
+mod vacated;
 
 #[path = "models/epoch.rs"]
 mod epoch_models;
 #[path = "models/life.rs"]
 mod life_models;
+#[path = "models/reuse.rs"]
+mod reuse_models;
 #[path = "models/table.rs"]
 mod table_models;
 #[path = "models/tasks.rs"]

@@ -59,27 +59,36 @@ pub(super) fn small_values(
     run_plan(options, &plan, report)
 }
 
-/// 100 KiB values in a working set of 100 MiB: the copying and reading outweigh the look-up.
+/// 100 KiB and 1 MiB values in a working set of 100 MiB: the copying and reading outweigh the look-up.
 pub(super) fn large_values(
     options: &Options,
     threads: &[usize],
     report: &mut Report<'_>,
 ) -> io::Result<()> {
-    let mut plan = Vec::new();
-    for work in [Work::Get, Work::Insert] {
-        for &threads in threads {
-            plan.push(Traffic {
-                work,
-                pattern: Pattern::Uniform,
-                threads,
-                value_len: 100 << 10,
-                values: options.size(1_000, 50),
-                operations: options.scaled(8_000, 2_000, 100),
-                rounds: 9,
-            });
+    let sizes = [
+        (100 << 10, options.size(1_000, 50), options.scaled(8_000, 2_000, 100)),
+        (1 << 20, options.size(100, 12), options.scaled(800, 200, 20)),
+    ];
+    for (value_len, values, operations) in sizes {
+        let mut plan = Vec::new();
+        for work in [Work::Get, Work::Insert] {
+            for &threads in threads {
+                let pattern = Pattern::Uniform;
+                let rounds = 9;
+                plan.push(Traffic {
+                    work,
+                    pattern,
+                    threads,
+                    value_len,
+                    values,
+                    operations,
+                    rounds,
+                });
+            }
         }
+        run_plan(options, &plan, report)?;
     }
-    run_plan(options, &plan, report)
+    Ok(())
 }
 
 /// The contestants live through the whole plan, filled once: its rows differ only in the traffic.

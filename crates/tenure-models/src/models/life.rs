@@ -16,6 +16,9 @@ impl Pins for OwnedRange {
     fn pin(&self) -> bool {
         OwnedRange::pin(self)
     }
+    fn pin_alone(&self) -> Option<bool> {
+        OwnedRange::pin_alone(self)
+    }
     fn unpin(&self) {
         OwnedRange::unpin(self);
     }

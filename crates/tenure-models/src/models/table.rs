@@ -75,7 +75,7 @@ impl Shared {
     fn find(&self, key: u32) -> Option<Place> {
         let key = self.key(key);
         let section = self.table.section(true);
-        let found = self.table.find_and_use(&section, hash(key.0), &key, unused);
+        let found = self.table.find_and_enter(&section, hash(key.0), &key, true, unused);
         found.map(|(place, early)| {
             assert_eq!(unused(place), early, "told of the place that it finds");
             early

@@ -472,6 +472,13 @@ impl<K> Hit<'_, K> {
         unsafe { self.with_key(|own| own.borrow() == key) }
     }
 
+    /// Whether the entry is live and has the place still, however often it was used.
+    #[inline]
+    pub fn is_still_there(&self) -> bool {
+        // Acquire: what is read at the place after this is not older than the place.
+        self.place.same(Place(self.array.place(self.at).load(Ordering::Acquire)))
+    }
+
     /// The slot's address, by which it is told from others.
     pub fn id(&self) -> usize {
         std::ptr::from_ref(self.array.place(self.at)) as usize

@@ -1,6 +1,7 @@
 //! What the cache does when a table changes, under the writers' lock of its shard: values that are being
 //! made for the key are outdated, and the counts follow before any code of the program's runs.
 
+use super::lanes::lane;
 use super::listener::RemovalCause;
 use super::place::{number, Place};
 use super::single_flight::{Flights, Landing};
@@ -15,6 +16,8 @@ pub(super) struct Putting<'a, K, S> {
     pub inner: &'a Inner<K, S>,
     pub hash: u32,
     pub place: Place,
+    /// Bytes that the value takes.
+    pub need: usize,
     /// The value was made in this flight; then the flight decides.
     pub landing: Option<&'a Landing<'a, K>>,
     pub is_published: Cell<bool>,
@@ -44,6 +47,7 @@ impl<K, S> Change for Putting<'_, K, S> {
             let cause = cause(self.inner, before, RemovalCause::Replaced);
             self.replaced.set(Some(cause));
             self.inner.space.left(before);
+            self.inner.space.vacate(lane(), before, self.need);
             self.inner.removals.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -44,8 +44,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             shard.table.each_key(|key| {
                 let hash = short(inner.shards.hash(key));
                 for _ in 0..TRIES {
-                    let Some((place, value)) = inner.find_again(hash, key, false) else { return };
-                    if keep(key, &value) || inner.remove_at(hash, place) {
+                    let Some(found) = inner.find_again(hash, key, false) else { return };
+                    if keep(key, &found.value) || inner.remove_at(hash, found.place) {
                         return;
                     }
                 }
@@ -108,8 +108,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         let inner = &*self.inner;
         self.keys().filter_map(|key| {
             let hash = short(inner.shards.hash(&key));
-            let (_, value) = inner.find_again(hash, &key, false)?;
-            Some((key, value))
+            let found = inner.find_again(hash, &key, false)?;
+            Some((key, found.value))
         })
     }
 }

@@ -25,8 +25,15 @@ impl Lists {
         if is_protected { &mut self.protected } else { &mut self.probation }.push(all, segment);
     }
 
-    /// Takes a closed segment out of its list; `false`: it is in none.
+    /// Takes a closed segment out of its list, pinned, if nobody has it pinned: a thread that has may be putting a
+    /// value where one was that is gone, see [`reuse`](super::reuse). `false`: it stays where it is.
     pub(super) fn take(&mut self, all: &Segments, segment: &Segment) -> bool {
+        // Pinned before the lock is free: see `reset_in_child`.
+        segment.is_closed() && segment.range.pin_alone().is_some() && self.remove(all, segment)
+    }
+
+    /// Takes a segment out of its list that the caller has pinned when nobody else had; `false`: it is in none.
+    pub(super) fn remove(&mut self, all: &Segments, segment: &Segment) -> bool {
         self.probation.remove(all, segment) || self.protected.remove(all, segment)
     }
 
@@ -77,15 +84,9 @@ impl Lists {
 }
 
 impl Space {
-    /// Takes a closed segment out of its list, pinned; `false`: it is in none.
+    /// As [`Lists::take`].
     pub(super) fn take_out(&self, segment: &Segment) -> bool {
-        let mut lists = self.lists.lock();
-        let taken = lists.take(&self.segments, segment);
-        if taken {
-            // Before the lock is free: see `reset_in_child`.
-            segment.range.pin();
-        }
-        taken
+        self.lists.lock().take(&self.segments, segment)
     }
 
     /// Takes back the pages of a segment that [`Space::take_out`] took; if there is no memory for
@@ -109,17 +110,15 @@ impl Space {
         if segment.life.live() != 0 || !segment.is_closed() {
             return;
         }
-        if segment.range.pins() > 0 {
+        if !self.take_out(segment) {
             // A thread reads it, or writes a value that counts for nothing yet.
             self.may_be_empty(segment);
-        } else if self.take_out(segment) {
-            if segment.life.live() == 0 {
-                self.expire(index, segment);
-                self.put_away(segment, false);
-            } else {
-                self.lists.lock().close(&self.segments, segment);
-                segment.unpin();
-            }
+        } else if segment.life.live() == 0 {
+            self.expire(index, segment);
+            self.put_away(segment, false);
+        } else {
+            self.lists.lock().close(&self.segments, segment);
+            segment.unpin();
         }
     }
 
@@ -155,7 +154,7 @@ impl Space {
                     self.learn(gone as u64, now);
                 }
             }
-            if segment.all_lost() && segment.range.pins() == 0 && self.take_out(segment) {
+            if segment.all_lost() && self.take_out(segment) {
                 let live = u64::from(segment.life.live());
                 self.expire(index, segment);
                 self.counts.evicted.fetch_add(live, Ordering::Relaxed);
@@ -181,10 +180,9 @@ impl Space {
                 self.crowded.store(true, Ordering::Relaxed);
                 return None;
             };
-            lists.take(&self.segments, segment);
-            segment.range.pin();
+            let taken = lists.take(&self.segments, segment);
             drop(lists);
-            if self.settle_or_return(segment) {
+            if taken && self.settle_or_return(segment) {
                 return Some(segment);
             }
         }
@@ -212,6 +210,9 @@ impl Space {
     /// Empties the segment that the policy gives up first. `keeps`: values that have proved their worth move
     /// on. `false`: there is none to empty.
     pub(super) fn evict(&self, index: &dyn Index, keeps: bool) -> bool {
+        if self.give_up_spare() {
+            return true;
+        }
         let Some(victim) = self.victim() else { return false };
         let filled = victim.filled.load(Ordering::Acquire);
         if victim.is_shared() {
@@ -310,8 +311,8 @@ impl Space {
         });
     }
 
-    /// Calls `each` for the values of a pinned, settled, closed segment, up to the first whose
-    /// header is gone; keys that lead beyond it are found out of date later.
+    /// Calls `each` for the values of a settled, closed segment, which the caller has pinned when nobody else had, up
+    /// to the first whose header is gone; keys that lead beyond it are found out of date later.
     pub(super) fn each_value(&self, segment: &Segment, mut each: impl FnMut(usize, Header)) {
         let filled = segment.filled.load(Ordering::Acquire);
         let mut at = 0;

@@ -2,8 +2,10 @@
 
 use super::place::UNIT;
 use super::segment::Segment;
+use super::vacated::Vacated;
 use crate::runtime::turn::Turn;
-use std::sync::atomic::AtomicU64;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Threads of one lane fill the same open segment.
 #[repr(align(64))]
@@ -14,6 +16,8 @@ pub(super) struct Lane {
     pub opening: Turn,
     /// Its segments hold protected values.
     pub is_protected: bool,
+    /// Where values were that its threads have overwritten.
+    pub vacated: Vacated,
 }
 
 /// An open segment: its number, its generation, and how far it is filled. 0 stands for none.
@@ -47,6 +51,21 @@ pub(super) struct Filling<'a> {
 
 impl Lane {
     pub fn new(is_protected: bool) -> Lane {
-        Lane { open: AtomicU64::new(0), opening: Turn::new(), is_protected }
+        let vacated = Vacated::new();
+        Lane { open: AtomicU64::new(0), opening: Turn::new(), is_protected, vacated }
     }
+}
+
+/// Which open segment this thread fills.
+pub(super) fn lane() -> usize {
+    /// For the whole process: lanes are numbers, of whatever cache.
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        /// Each thread's own: so that threads that put values in fill different segments.
+        static LANE: Cell<usize> = const { Cell::new(0) };
+    }
+    if LANE.get() == 0 {
+        LANE.set(NEXT.fetch_add(1, Ordering::Relaxed));
+    }
+    LANE.get()
 }

@@ -40,6 +40,15 @@ impl Lengths {
         }
     }
 
+    /// A value is put in that takes `need` bytes, where one was that had left. Nobody counts meanwhile.
+    pub fn put_again(&self, need: usize) {
+        self.put(need);
+        let counted = self.counted.load(Ordering::Relaxed);
+        if counted > 0 {
+            self.counted.store(counted + (1 << 32) + need as u64, Ordering::Relaxed);
+        }
+    }
+
     /// That many values, and bytes of them, were counted; the longest of them.
     pub fn count(&self, values: u32, bytes: usize, longest: usize) {
         self.longest.store(u32::try_from(longest).unwrap_or(u32::MAX), Ordering::Relaxed);

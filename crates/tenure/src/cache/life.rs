@@ -7,11 +7,13 @@
 use super::place::GENERATIONS;
 use crate::sync::{barrier_after_rmw, fence, AtomicU32, AtomicU64, Ordering};
 
-/// What a segment is pinned by. `pin` is a sequentially consistent read-modify-write; `unpin` is at
-/// least Release and `pins` at least Acquire.
+/// What a segment is pinned by. `pin` is a sequentially consistent read-modify-write; `pin_alone` is at least
+/// AcqRel, `unpin` at least Release and `pins` at least Acquire. All changes are read-modify-writes of one word.
 pub(super) trait Pins {
     /// Adds a pin. `true`: the pages are there and good.
     fn pin(&self) -> bool;
+    /// Adds a pin if there is none, by one exchange. `Some(true)`: the pages are there and good.
+    fn pin_alone(&self) -> Option<bool>;
     /// Takes a pin away.
     fn unpin(&self);
     /// How many there are.
@@ -54,6 +56,17 @@ impl Life {
         None
     }
 
+    /// Pins the segment for writing where no key of this generation leads any more: see [`reuse`](super::reuse).
+    /// `false`, and there is no pin: others have pinned it, its pages may be gone, or the generation is over.
+    pub fn enter_alone(&self, pins: &impl Pins, generation: u32) -> bool {
+        let Some(plain) = pins.pin_alone() else { return false };
+        let entered = plain && self.generation() == generation;
+        if !entered {
+            pins.unpin();
+        }
+        entered
+    }
+
     /// Ends the generation. By the only thread that has the segment out of all lists. `true`: the
     /// numbers begin again, so every place that names the segment must be forgotten.
     pub fn expire(&self) -> bool {
@@ -75,6 +88,11 @@ impl Life {
     /// A value was put in, to which a key will lead.
     pub fn add(&self, generation: u32) {
         let _ = self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1));
+    }
+
+    /// A value was put in where one was that had left.
+    pub fn add_again(&self, generation: u32) {
+        let _ = self.count(generation, |tally| (tally & COUNT < COUNT).then_some(tally + 1));
     }
 
     /// The value put in last was taken back.
@@ -124,6 +142,10 @@ mod tests {
         fn pin(&self) -> bool {
             self.0.fetch_add(1, Ordering::SeqCst);
             true
+        }
+        fn pin_alone(&self) -> Option<bool> {
+            let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.0.compare_exchange(0, 1, order, failed).ok().map(|_| true)
         }
         fn unpin(&self) {
             self.0.fetch_sub(1, Ordering::SeqCst);

@@ -16,6 +16,8 @@ pub(super) enum Name {
     Protected,
     /// Empty, volatile, with memory.
     Free,
+    /// Empty, volatile, with memory, for one large value.
+    Spare,
     /// Empty, pinned, with a mapping but without pages.
     Bare,
     /// Pinned, without a mapping.

@@ -189,11 +189,53 @@ impl Space {
             return true;
         }
         drop(lists);
+        if self.give_up_spare() {
+            return true;
+        }
         let Some(victim) = self.victim() else { return false };
         self.drop_values(index, victim);
         self.expire(index, victim);
         self.put_away(victim, true);
         true
+    }
+
+    /// Gives the memory of a segment back that waits for a large value. `false`: there is none.
+    pub(super) fn give_up_spare(&self) -> bool {
+        let mut lists = self.lists.lock();
+        let Some(segment) = lists.spare.pop(&self.segments) else { return false };
+        segment.range.pin();
+        drop(lists);
+        self.put_away(segment, true);
+        true
+    }
+
+    /// An empty segment for one value that takes `need` bytes, pinned and reset, in no list: that of a value
+    /// that was overwritten, so that its pages are there. `None`: there is none that is about as large.
+    pub(super) fn take_spare(&self, need: usize) -> Option<&Segment> {
+        let mut lists = self.lists.lock();
+        let mut at = lists.spare.first();
+        let fits = loop {
+            let segment = self.segments.must(at?);
+            if (need..=need + need / 8).contains(&segment.capacity()) {
+                break segment;
+            }
+            at = lists.spare.after(segment);
+        };
+        lists.spare.remove(&self.segments, fits);
+        // Pinned before the lock is free: see `reset_in_child`.
+        let plain = fits.range.pin();
+        drop(lists);
+        match if plain { Ok(0) } else { fits.settle() } {
+            Ok(0) => {
+                fits.reset();
+                return Some(fits);
+            }
+            Ok(gone) => self.met_purge(gone),
+            Err(_) => {}
+        }
+        // Memory is short: the value is to wait for its turn.
+        self.put_away(fits, true);
+        None
     }
 
     /// Looks at segments that were pinned when they were put away.
@@ -215,7 +257,20 @@ impl Space {
     pub(super) fn expire(&self, index: &dyn Index, segment: &Segment) {
         if segment.life.expire() {
             index.forget_segment(segment.number);
+            // Or a place of long ago would be taken for one of a generation to come.
+            self.all_lanes().for_each(|lane| lane.vacated.forget(segment.number));
         }
+    }
+
+    /// Keeps the memory of a large value for the next one, if that is not much beside all values' bytes.
+    fn spares(&self, segment: &Segment) -> bool {
+        let mut lists = self.lists.lock();
+        let bytes = lists.spare.bytes() + segment.capacity() as u64;
+        let spares = bytes <= lists.footprint / 8 && !lists.growth.too_large(lists.footprint);
+        if spares {
+            lists.spare.push(&self.segments, segment);
+        }
+        spares
     }
 
     /// Puts away a segment that is out of date, in no list, and that the caller has pinned. `give`:
@@ -229,6 +284,10 @@ impl Space {
         }
         let capacity = segment.capacity() as u64;
         if !segment.is_shared() {
+            if !give && self.spares(segment) {
+                segment.unpin();
+                return;
+            }
             segment.strip();
             self.counted_off(capacity);
             let mut lists = self.lists.lock();

@@ -27,6 +27,9 @@ impl Pins for OwnedRange {
     fn pin(&self) -> bool {
         OwnedRange::pin(self)
     }
+    fn pin_alone(&self) -> Option<bool> {
+        OwnedRange::pin_alone(self)
+    }
     #[inline]
     fn unpin(&self) {
         OwnedRange::unpin(self);
@@ -273,7 +276,7 @@ impl Segment {
     }
 
     /// Bytes of the segment. The caller has it pinned and settled, and nobody writes them: they
-    /// belong to a value that has been published.
+    /// belong to a value that was published when the caller had the pin already.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         self.memory().bytes(offset, len)
@@ -285,14 +288,16 @@ impl Segment {
         Memory { base, capacity: self.capacity(), segment: PhantomData }
     }
 
-    /// Writes bytes that no place leads to yet. The caller has the segment pinned and was given this
-    /// part of it for this generation.
+    /// Writes bytes that no place leads to. The caller has the segment pinned, and this part of it was given to the
+    /// caller alone: by a lane, or where a value was that is gone (see [`reuse`](super::reuse)).
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.capacity()));
         let base = self.base.load(Ordering::Acquire);
-        // SAFETY: the bytes are inside the mapping, which is writable and stays while it is pinned;
-        // each part of a segment is given to one thread in a generation, and readers learn of it
-        // only after this write. `bytes` is not of this part, which nobody has a reference to.
+        // SAFETY: the bytes are inside the mapping, which is writable and stays while it is pinned.
+        // A lane gives each part of a segment to one thread in a generation, and readers learn of it
+        // only after this write. The part of a value that is gone is given to one thread again when nobody
+        // has the segment pinned, so nobody reads the part then; a reader that pins the segment later finds
+        // that no key leads there. `bytes` is not of this part, which nobody has a reference to.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), (base + offset) as *mut u8, bytes.len());
         }
@@ -321,7 +326,9 @@ impl<'a> Memory<'a> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.capacity));
         // SAFETY: the bytes are inside the mapping, as asserted. It stays while the caller's pin
         // does, for it is taken away only by a thread that has the only pin. Nobody writes these
-        // bytes: a part of a segment is written once in a generation, before it is published.
+        // bytes: the caller saw that a key leads to them when it had the pin already, or empties the segment.
+        // A part that no key leads to is written again only by a thread that pinned the segment when
+        // nobody else had (`Life::enter_alone`), so not before the caller's pin is gone.
         unsafe { std::slice::from_raw_parts((self.base + offset) as *const u8, len) }
     }
 

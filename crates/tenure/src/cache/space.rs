@@ -31,7 +31,7 @@ use std::sync::Weak;
 use std::time::Instant;
 
 /// Values that take more than this have a segment of their own.
-const LARGE: usize = SEGMENT / 4;
+pub(super) const LARGE: usize = SEGMENT / 4;
 
 /// What the space asks of the index. Runs no code of the program's.
 pub(super) trait Index {
@@ -78,6 +78,7 @@ pub(super) struct Lists {
     pub probation: List,
     pub protected: List,
     pub free: List,
+    pub spare: List,
     pub bare: List,
     pub unmapped: List,
     pub draining: List,
@@ -123,6 +124,7 @@ impl Space {
                     probation: List::new(Name::Probation),
                     protected: List::new(Name::Protected),
                     free: List::new(Name::Free),
+                    spare: List::new(Name::Spare),
                     bare: List::new(Name::Bare),
                     unmapped: List::new(Name::Unmapped),
                     draining: List::new(Name::Draining),
@@ -215,13 +217,21 @@ impl Space {
 
     /// Finds room for a value and writes its header. The caller writes the value, lets a key lead to
     /// the place, and unpins the segment.
-    pub fn room(&self, index: &dyn Index, lane: usize, head: Header) -> Result<Room<'_>> {
+    ///
+    /// `before`: where the key led just now, if it is worth knowing.
+    pub fn room(
+        &self,
+        index: &dyn Index,
+        lane: usize,
+        head: Header,
+        before: Option<Place>,
+    ) -> Result<Room<'_>> {
         let _inside = Inside::begin();
         let need = self.need(head);
         if need > LARGE {
             return self.large(index, head);
         }
-        let lane = &self.lanes[lane % self.lanes.len()];
+        let lane = self.lane(lane);
         if self.policy.samples(head.hash) {
             self.policy.play(head.hash, need);
         }
@@ -229,6 +239,8 @@ impl Space {
         let mut to = lane;
         if self.policy.comes_back(head.hash, need) {
             to = &self.protected;
+        } else if let Some(room) = before.and_then(|before| self.reuse(lane, before, head)) {
+            return Ok(room);
         }
         loop {
             match self.reserve(to, need) {
@@ -248,6 +260,11 @@ impl Space {
                 }
             }
         }
+    }
+
+    /// The lane of this number's threads.
+    pub fn lane(&self, number: usize) -> &Lane {
+        &self.lanes[number % self.lanes.len()]
     }
 
     /// Closes a lane's segment, if it is still the one seen, and opens another. `own`: the lane of this
@@ -293,10 +310,28 @@ impl Space {
     fn large(&self, index: &dyn Index, head: Header) -> Result<Room<'_>> {
         let head = Header { times: head.times.or(Some(Times::NEVER)), ..head };
         let need = self.need(head);
+        // Those that were overwritten are spare then.
+        self.each_emptied(|segment| self.retire_if_empty(index, segment));
+        let segment = match self.take_spare(need) {
+            Some(segment) => segment,
+            None => self.open_large(index, need, head.len)?,
+        };
+        let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
+        let place = self.fill(&filling, head);
+        segment.filled.store(need, Ordering::Release);
+        segment.set_protected(false);
+        self.lists.lock().close(&self.segments, segment);
+        Ok(Room { segment, place, at: self.head(true), evicted: true })
+    }
+
+    /// A new segment for one value of `len` bytes, which takes `need`, pinned and reset, in no list.
+    fn open_large(&self, index: &dyn Index, need: usize, len: u32) -> Result<&Segment> {
         let capacity = need.next_multiple_of(crate::os::page_size());
         // A capacity of exactly one shared segment would be taken for one.
         let capacity =
             if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
+        // Of another size, as a rule: spare ones do not add up.
+        self.give_up_spare();
         let now = Instant::now();
         self.hear(now);
         let held = |segment: &Segment| segment.range.pins() > 0 && !segment.link.is(Name::Bare);
@@ -306,7 +341,7 @@ impl Space {
         drop(lists);
         if capacity as u64 > most {
             // Whatever the cache gave up, it would not do.
-            return Err(too_large(head.len, most));
+            return Err(too_large(len, most));
         }
         self.tidy(index, now);
         let mut last = false;
@@ -318,7 +353,7 @@ impl Space {
             }
             drop(lists);
             if last {
-                return Err(too_large(head.len, most));
+                return Err(too_large(len, most));
             }
             last = !self.give_up_one(index);
         };
@@ -337,19 +372,10 @@ impl Space {
                 Err(error)
             }
         });
-        let segment = match provided {
-            Ok(segment) => segment,
-            Err(error) => {
-                self.counted_off(capacity as u64);
-                return Err(error);
-            }
-        };
-        let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
-        let place = self.fill(&filling, head);
-        segment.filled.store(need, Ordering::Release);
-        segment.set_protected(false);
-        self.lists.lock().close(&self.segments, segment);
-        Ok(Room { segment, place, at: self.head(true), evicted: true })
+        if provided.is_err() {
+            self.counted_off(capacity as u64);
+        }
+        provided
     }
 
     /// Bytes that were counted are not there.
@@ -479,6 +505,7 @@ impl Space {
         lists.probation = List::new(Name::Probation);
         lists.protected = List::new(Name::Protected);
         lists.free = List::new(Name::Free);
+        lists.spare = List::new(Name::Spare);
         lists.bare = List::new(Name::Bare);
         lists.unmapped = List::new(Name::Unmapped);
         lists.draining = List::new(Name::Draining);

@@ -1,8 +1,9 @@
 //! Moving together what is left in segments of which much was overwritten or removed.
 //!
 //! What is dead is bounded over all segments, not in each: the emptiest is moved when too much is dead in all of them.
-//! So where a few segments become empty by themselves nothing is copied, and where values are overwritten at random
-//! the cache takes about a quarter more than their bytes, and copies about two bytes for each that is put in.
+//! So where a few segments become empty by themselves nothing is copied. Where values are overwritten at random by
+//! others that cannot take [their places](super::reuse), the cache takes about a quarter more than the values' bytes, and
+//! copies about two bytes for each that is put in.
 //!
 //! How many keys lead to a segment is known, but not how many bytes they lead to: who takes a key's place away does
 //! not look at the value's header, which may have been purged. Where all values are about as long, the number tells.
@@ -119,10 +120,9 @@ impl Space {
         });
         let much_is_dead = all_left as f64 <= all as f64 * (1.0 - DEAD);
         if let Some((_, segment)) = best.filter(|_| much_is_dead) {
-            lists.take(&self.segments, segment);
-            segment.range.pin();
+            let taken = lists.take(&self.segments, segment);
             drop(lists);
-            return self.settle_or_return(segment).then_some(segment);
+            return (taken && self.settle_or_return(segment)).then_some(segment);
         }
         drop(lists);
         let (_, segment, generation) = doubtful?;
@@ -152,8 +152,12 @@ impl Space {
     /// Counts what is left of a closed segment. `true`: less than half of its bytes; it is out of its list, pinned and
     /// settled then.
     fn count(&self, index: &dyn Index, segment: &Segment, generation: u32) -> bool {
-        // While it is pinned nobody fills it anew, whoever takes it out of its list.
-        let Some(plain) = segment.life.enter(&segment.range, generation) else { return false };
+        // While it is pinned nobody fills it anew, or takes it out of its list but for a clear.
+        let Some(plain) = segment.range.pin_alone() else { return false };
+        if segment.life.generation() != generation {
+            segment.unpin();
+            return false;
+        }
         if !plain {
             match segment.settle() {
                 Ok(gone) => self.met_purge(gone),
@@ -173,9 +177,11 @@ impl Space {
         });
         segment.lengths.count(values, bytes, longest);
         let is_sparse = bytes < segment.filled.load(Ordering::Relaxed) / 2;
-        // Taken out, it has a pin for that. So it is settled still.
-        let taken = is_sparse && self.take_out(segment);
-        segment.unpin();
+        // It is settled still.
+        let taken = is_sparse && self.lists.lock().remove(&self.segments, segment);
+        if !taken {
+            segment.unpin();
+        }
         taken
     }
 }

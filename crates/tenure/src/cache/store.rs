@@ -2,6 +2,7 @@
 
 use super::change::Putting;
 use super::header::Header;
+use super::lanes::lane;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
@@ -16,7 +17,7 @@ use crate::tracking::backpressure;
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Why a value was not at its place.
@@ -36,7 +37,7 @@ enum Miss {
 pub(super) type Made = (Vec<u8>, Option<Duration>);
 
 /// A pin, taken away unless a value takes it over.
-struct Pinned<'a>(&'a Segment);
+pub(super) struct Pinned<'a>(&'a Segment);
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
@@ -45,12 +46,26 @@ impl Drop for Pinned<'_> {
 }
 
 impl<'a> Pinned<'a> {
+    /// Another pin of the same segment.
+    fn again(&self) -> Pinned<'a> {
+        self.0.range.pin();
+        Pinned(self.0)
+    }
+
     #[inline]
     fn into_value(self, bytes: &'a [u8], token: bool) -> Value<'a> {
         let segment = self.0;
         std::mem::forget(self);
         Value::pinned(segment, bytes, token)
     }
+}
+
+/// A value, and where it is.
+pub(super) struct Found<'a> {
+    pub value: Value<'a>,
+    pub place: Place,
+    /// While it is there, no other value takes the place, also where `value` is a copy.
+    _stays: Pinned<'a>,
 }
 
 /// A value that was put in and is pinned still.
@@ -90,7 +105,8 @@ impl<K, S> Inner<K, S> {
     {
         let shard = self.shards.of(hash);
         let section = shard.table.section(true);
-        let found = shard.table.find_and_use(&section, hash, key, |place| self.enter(place));
+        let found =
+            shard.table.find_and_enter(&section, hash, key, true, |place| self.enter(place));
         // Not at the end of a block that `found` is the value of: if the drop of a key panics here, that value would be
         // lost, pinned.
         drop(section);
@@ -128,25 +144,27 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        self.find_again(hash, key, true).map(|(_, value)| value)
+        self.find_again(hash, key, true).map(|found| found.value)
     }
 
     /// The value under a key, and its place. `uses`: this is a use of it.
-    pub(super) fn find_again<Q>(&self, hash: u32, key: &Q, uses: bool) -> Option<(Place, Value<'_>)>
+    pub(super) fn find_again<Q>(&self, hash: u32, key: &Q, uses: bool) -> Option<Found<'_>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let read = self.ask(hash, key, |place| {
+        let enter = |place| self.enter(place);
+        let read = self.ask(hash, key, enter, |place, entered| {
             let mut miss = Miss::Gone;
-            let value = self.read(hash, place, self.enter(place), uses, &mut miss);
+            let stays = entered.as_ref().map(|(pin, _)| pin.again());
+            let value = self.read(hash, place, entered, uses, &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
                 (None, Miss::Gone) => self.forget(hash, place, RemovalCause::Purged, false),
                 (None, Miss::Ended) => self.forget(hash, place, RemovalCause::Expired, false),
                 _ => {}
             }
-            Some(value.map(|value| (place, value)))
+            Some(value.zip(stays).map(|(value, stays)| Found { value, place, _stays: stays }))
         });
         read.unwrap_or_else(|stale| {
             stale
@@ -156,13 +174,14 @@ impl<K, S> Inner<K, S> {
         })
     }
 
-    /// Asks about the place that a key leads to. `None` of `about`: its segment has other contents now, so the
-    /// value may have moved on. `Err`: there is no key, or it leads to this place still.
-    fn ask<Q, A>(
+    /// Asks about the place that a key leads to when `enter` has answered. `None` of `about`: its segment has other
+    /// contents now, so the value may have moved on. `Err`: there is no key, or it leads to this place still.
+    fn ask<Q, E, A>(
         &self,
         hash: u32,
         key: &Q,
-        about: impl Fn(Place) -> Option<A>,
+        enter: impl Fn(Place) -> E,
+        about: impl Fn(Place, E) -> Option<A>,
     ) -> std::result::Result<A, Option<Place>>
     where
         K: Borrow<Q>,
@@ -172,8 +191,11 @@ impl<K, S> Inner<K, S> {
         let mut last: Option<Place> = None;
         // A value moves only when its segment is emptied: not often during one call.
         for _ in 0..8 {
-            let place = table.find(&table.section(false), hash, key).ok_or(None)?;
-            if let Some(answer) = about(place) {
+            let section = table.section(false);
+            let found = table.find_and_enter(&section, hash, key, false, &enter);
+            drop(section);
+            let (place, entered) = found.ok_or(None)?;
+            if let Some(answer) = about(place, entered) {
                 return Ok(answer);
             }
             if last.is_some_and(|last| last.same(place)) {
@@ -230,15 +252,16 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        self.ask(hash, key, |place| self.is_alive(place)).unwrap_or(false)
+        let is_there = if self.has_ends.load(Ordering::Relaxed) {
+            self.ask(hash, key, |place| self.enter(place), |place, at| self.is_alive(place, at?))
+        } else {
+            self.ask(hash, key, |_| (), |place, ()| (!self.stale(place)).then_some(true))
+        };
+        is_there.unwrap_or(false)
     }
 
-    /// Whether the value at a place has not ended. `None`: its segment has other contents now.
-    fn is_alive(&self, place: Place) -> Option<bool> {
-        if !self.has_ends.load(Ordering::Relaxed) {
-            return (!self.stale(place)).then_some(true);
-        }
-        let (pin, plain) = self.enter(place)?;
+    /// Whether the value at a place whose segment was entered has not ended.
+    fn is_alive(&self, place: Place, (pin, plain): (Pinned<'_>, bool)) -> Option<bool> {
         let segment = pin.0;
         let head = (plain || self.take_back(segment))
             .then(|| segment.header(place.offset(), self.space.lifetimes.bytes()))
@@ -317,14 +340,14 @@ where
         time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
     ) -> std::result::Result<(Option<Stored<'_>>, Spare<K>), (K, Error)> {
-        let room = match self.room(hash, value, time_to_live) {
+        let (room, need) = match self.room(hash, &key, value, time_to_live) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
         };
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
         let (is_published, replaced) = (Cell::new(false), Cell::new(None));
         let place = room.place;
-        let putting = Putting { inner: self, hash, place, landing, is_published, replaced };
+        let putting = Putting { inner: self, hash, place, need, landing, is_published, replaced };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
@@ -402,7 +425,14 @@ where
         }
     }
 
-    fn room(&self, hash: u32, value: &[u8], time_to_live: Option<Duration>) -> Result<Room<'_>> {
+    /// Room for a value, and the bytes that it takes.
+    fn room(
+        &self,
+        hash: u32,
+        key: &K,
+        value: &[u8],
+        time_to_live: Option<Duration>,
+    ) -> Result<(Room<'_>, usize)> {
         let Ok(len) = u32::try_from(value.len()) else {
             let why = format!("the value has {} bytes", value.len());
             return Err(Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it"));
@@ -412,11 +442,19 @@ where
         if times.is_some() && !self.has_ends.load(Ordering::Relaxed) {
             self.has_ends.store(true, Ordering::Relaxed);
         }
-        let room = self.space.room(&self.shards, lane(), Header { len, hash, times });
+        let head = Header { len, hash, times };
+        let before = if self.space.may_reuse(head) {
+            let table = &self.shards.of(hash).table;
+            let found = table.find_and_enter(&table.section(false), hash, key, false, |_| ());
+            found.map(|(place, ())| place)
+        } else {
+            None
+        };
+        let room = self.space.room(&self.shards, lane(), head, before);
         if room.is_err() {
             self.shards.harvest();
         }
-        room
+        Ok((room?, self.space.need(head)))
     }
 }
 
@@ -427,18 +465,4 @@ fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
     copy.try_reserve_exact(bytes.len()).ok()?;
     copy.extend_from_slice(bytes);
     Some(Value::own(copy, true))
-}
-
-/// Which open segment this thread fills.
-fn lane() -> usize {
-    /// For the whole process: lanes are numbers, of whatever cache.
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
-    thread_local! {
-        /// Each thread's own: so that threads that put values in fill different segments.
-        static LANE: Cell<usize> = const { Cell::new(0) };
-    }
-    if LANE.get() == 0 {
-        LANE.set(NEXT.fetch_add(1, Ordering::Relaxed));
-    }
-    LANE.get()
 }

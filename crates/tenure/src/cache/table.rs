@@ -172,32 +172,32 @@ impl<K> Table<K> {
         unsafe { self.newest.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Where the key's value lies; remembers that it was asked for. `early` is told a place before
-    /// the key is compared; the answer for the place that is found comes with it.
+    /// Where the key's value lies. `enter` is told a place before the key is compared, and its answer for the
+    /// place that is found comes with it. The key leads to that place when `enter` has answered: what `enter` has
+    /// pinned there is the key's value. `uses`: remembers that it was asked for.
     #[inline]
-    pub fn find_and_use<Q, P>(
+    pub fn find_and_enter<Q, P>(
         &self,
         section: &Section<'_, K>,
         hash: u32,
         key: &Q,
-        early: impl FnMut(Place) -> P,
+        uses: bool,
+        mut enter: impl FnMut(Place) -> P,
     ) -> Option<(Place, P)>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let (hit, prepared) = locate(self.newest(section), hash, key, early, |_| ())?;
-        hit.array.mark_used(hit.at, hit.place);
-        Some((hit.place, prepared))
-    }
-
-    /// Where the key's value lies.
-    pub fn find<Q>(&self, section: &Section<'_, K>, hash: u32, key: &Q) -> Option<Place>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        locate(self.newest(section), hash, key, |_| (), |_| ()).map(|(hit, ())| hit.place)
+        loop {
+            let (hit, entered) = locate(self.newest(section), hash, key, &mut enter, |_| ())?;
+            // Not the place that it led to before: another value may be written there since. See `reuse`.
+            if hit.is_still_there() {
+                if uses {
+                    hit.array.mark_used(hit.at, hit.place);
+                }
+                return Some((hit.place, entered));
+            }
+        }
     }
 
     /// Calls `each` with every key, in a section: it may do what it likes. A key that is put in meanwhile may be left

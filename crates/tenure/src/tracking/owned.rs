@@ -102,6 +102,12 @@ impl OwnedRange {
         self.tracked().pin().plain()
     }
 
+    /// Adds a pin if there is none, by one exchange. `Some(true)`: the pages are there and good, as for
+    /// [`pin`](OwnedRange::pin). `None`: the range is pinned already.
+    pub fn pin_alone(&self) -> Option<bool> {
+        self.tracked().pin_alone().map(Word::plain)
+    }
+
     /// Takes back the pages, which the caller has pinned. `lost` gets the purged extents, under the
     /// claim, before any other pinning thread continues. It only notes them.
     ///

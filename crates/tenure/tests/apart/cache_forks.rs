@@ -65,6 +65,34 @@ fn a_handler_may_fork_past_all_handlers_while_an_insert_opens_a_segment() {
     promised(this_test!(), || fork_while_segments_are_opened(true));
 }
 
+/// A value takes the place of one that was overwritten before it.
+fn fork_while_values_are_overwritten(raw: bool) {
+    stepping::begin(Stepping { each: 0, stride: sweep(61, 17), raw });
+    never_offer();
+    let cache = Cache::<u64>::new().unwrap();
+    (0..8).for_each(|key| put(&cache, key, 600));
+    // Their segment is closed then.
+    (8..13).for_each(|key| put(&cache, key, (512 << 10) - 8));
+    for key in 0..2 {
+        put(&cache, key, 600);
+        stepped(|| put(&cache, key + 2, 600));
+        end_child(&cache);
+    }
+    check(&cache, 0..14);
+    assert_eq!(cache.stats().values, 13);
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_while_a_value_takes_another_s_place() {
+    promised(this_test!(), || fork_while_values_are_overwritten(false));
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_while_a_value_takes_another_s_place() {
+    promised(this_test!(), || fork_while_values_are_overwritten(true));
+}
+
 /// Segments were emptied before, so that there is a stack of them.
 fn fork_while_segments_lose_their_last_values(raw: bool) {
     stepping::begin(Stepping { each: 0, stride: sweep(13, 4), raw });

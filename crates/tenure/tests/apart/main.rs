@@ -21,6 +21,7 @@ mod cache_lifetimes;
 mod cache_limits;
 mod cache_listener;
 mod cache_panics;
+mod cache_reuse;
 mod cache_segments;
 mod cache_sparse;
 mod cache_worth;

@@ -47,7 +47,7 @@ fn put<K: Eq>(table: &Table<K>, hash: u32, key: K, to: Place) -> Option<Place> {
 }
 
 fn get<K: Eq>(table: &Table<K>, hash: u32, key: &K) -> Option<Place> {
-    table.find_and_use(&table.section(true), hash, key, |_| ()).map(|(place, ())| place)
+    table.find_and_enter(&table.section(true), hash, key, true, |_| ()).map(|(place, ())| place)
 }
 
 proptest! {

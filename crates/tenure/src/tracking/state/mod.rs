@@ -161,6 +161,11 @@ impl Tracked {
         before
     }
 
+    /// Adds a pin if there is none; returns the word before. `None`: there are some.
+    pub fn pin_alone(&self) -> Option<Word> {
+        self.change(|word| (word.pins() == 0).then(|| Word(word.used().0 + Word::PIN)))
+    }
+
     #[cold]
     fn too_many(&self) {
         self.word.fetch_sub(Word::PIN, Ordering::AcqRel);
