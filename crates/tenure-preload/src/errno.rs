@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "reads and writes the thread's errno")]
 
-/// `errno` as it is, put back on drop.
+/// The value of `errno`, which is restored on drop.
 pub struct Errno(i32);
 
 impl Errno {
@@ -12,7 +12,7 @@ impl Errno {
         Errno(unsafe { *libc::__errno_location() })
     }
 
-    /// Sets it, for a call that fails.
+    /// Sets `errno`, for a call that fails.
     #[inline]
     pub fn set(errno: i32) {
         // SAFETY: the C library gives the address of the calling thread's errno, which no other thread uses.
@@ -27,7 +27,7 @@ impl Drop for Errno {
     }
 }
 
-/// The C library has no such function.
+/// Sets `errno` to ENOSYS: the C library has no such function.
 #[cold]
 pub fn missing() -> std::ffi::c_int {
     Errno::set(libc::ENOSYS);
