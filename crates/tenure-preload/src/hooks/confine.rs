@@ -5,7 +5,7 @@
 //! thread has the caller's rights. Before a filter the pool ends, too, and no thread is started any
 //! more, because the filter may end the process for a call that the program itself does not make.
 //!
-//! | call | who is next | what is looked at |
+//! | call | next definition | cases |
 //! | --- | --- | --- |
 //! | `prctl` | the kernel | `PR_SET_SECCOMP`, `PR_SET_NO_NEW_PRIVS`, `PR_CAPBSET_DROP`, `PR_SET_SECUREBITS` |
 //! | `syscall` | the C library | seccomp, prctl, capset, Landlock, unshare, setns, and the user's and group's numbers |

@@ -2,21 +2,21 @@
 //! with their arguments unchanged, after the pool has let go of the range that the call names
 //! ([`let_go`]).
 //!
-//! | symbol | taken over | all else: the pool lets go of |
+//! | symbol | served | in all other cases the pool lets go of |
 //! | --- | --- | --- |
-//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` at most, an offset of whole pages: a run | what it replaces (`MAP_FIXED`); what is free there (`MAP_FIXED_NOREPLACE`, a hint) |
-//! | | `--unmap`: `MAP_FIXED` of private anonymous memory: what it replaces is retired | |
+//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` at most, an offset of whole pages: a run | the range that it replaces (`MAP_FIXED`); free runs in the range (`MAP_FIXED_NOREPLACE`, a hint) |
+//! | | `--unmap`: `MAP_FIXED` of private anonymous memory: the pages that it replaces are unmapped in slices | |
 //! | | `--populate`: `MAP_POPULATE` in parallel | |
-//! | `munmap` | a whole run: it goes back to the pool | the run of which a part goes |
+//! | `munmap` | a whole run: it goes back to the pool | the run, if only a part of it is unmapped |
 //! | | `--unmap`: memory that is not the pool's, retired | |
-//! | `mremap` | a whole run that may move and grows, of up to 512 KiB or within its run: stays in the pool | the range, and what is to be replaced |
+//! | `mremap` | a whole run that may move and grows, of up to 512 KiB or within its run: it stays in the pool | the range, and the range that is replaced |
 //! | | `--unmap`: a tail that is cut off, retired | |
 //! | `mprotect`, `pkey_mprotect`, `mlock`, `mlock2`, `munlock`, `mbind`, `mseal`, `remap_file_pages` | nothing | the range |
-//! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, for numpy asks for it at every array | the range; of an advice to pages alone, only what is free |
-//! | `msync`, `mincore` | nothing | what is free in the range |
+//! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, because numpy asks for it at every array | the range; for an advice that changes only pages, only free runs |
+//! | `msync`, `mincore` | nothing | free runs in the range |
 //! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
-//! | `shmat` with `SHM_REMAP` | nothing | what it replaces |
-//! | `syscall`, of these calls' numbers | nothing | as above (not for `ioctl` and `shmat`) |
+//! | `shmat` with `SHM_REMAP` | nothing | the range that it replaces |
+//! | `syscall` with the number of such a call | nothing | as above (not for `ioctl` and `shmat`) |
 //!
 //! The pool lets go of a range before the call, even if the kernel then refuses it. The pool gets
 //! the addresses back once the program has unmapped them.
