@@ -16,7 +16,8 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, PartialEq)]
 pub enum Allocator {
     CLibrary,
-    /// A program, or a library before this one in the loader's order, defines some of malloc's family.
+    /// A program, or a library before this one in the loader's order, defines some of malloc's
+    /// family.
     Programs,
     /// Another library behind this one: its file's name.
     Other(&'static str),

@@ -8,14 +8,16 @@ pub struct Errno(i32);
 impl Errno {
     #[inline]
     pub fn keep() -> Errno {
-        // SAFETY: the C library gives the address of the calling thread's errno, which is always valid.
+        // SAFETY: the C library gives the address of the calling thread's errno, which is always
+        // valid.
         Errno(unsafe { *libc::__errno_location() })
     }
 
     /// Sets `errno`, for a call that fails.
     #[inline]
     pub fn set(errno: i32) {
-        // SAFETY: the C library gives the address of the calling thread's errno, which no other thread uses.
+        // SAFETY: the C library gives the address of the calling thread's errno, which no other
+        // thread uses.
         unsafe { *libc::__errno_location() = errno };
     }
 }

@@ -50,8 +50,8 @@ impl Blocked {
     pub fn all() -> Blocked {
         let mut all = MaybeUninit::uninit();
         let mut before = MaybeUninit::uninit();
-        // SAFETY: sigfillset initialises the set it is given; pthread_sigmask, which fails for no valid
-        // argument, reads the first set and writes the second.
+        // SAFETY: sigfillset initialises the set it is given; pthread_sigmask, which fails for no
+        // valid argument, reads the first set and writes the second.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());

@@ -26,7 +26,8 @@ struct Start {
     starting: AtomicBool,
     /// Attempts that failed. After a few, the callers do the keeper's work for good.
     failed: AtomicU32,
-    /// The process that this memory belongs to. A child of vfork, or of a raw clone, is another one.
+    /// The process that this memory belongs to. A child of vfork, or of a raw clone, is another
+    /// one.
     process: AtomicI32,
     /// glibc's word that is 0 in a process with more than one thread (from 2.32 on). Null: there is
     /// none.

@@ -1,4 +1,5 @@
-//! The end of a process whose main thread has ended by itself (pthread_exit, thrd_exit, a cancellation).
+//! The end of a process whose main thread has ended by itself (pthread_exit, thrd_exit, a
+//! cancellation).
 //!
 //! The C library then ends the process with its last thread. Tenure's threads take themselves out
 //! of its count. A thread of tenure's is in the count while it starts. So the main thread waits for

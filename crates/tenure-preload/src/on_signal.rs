@@ -10,7 +10,8 @@ use crate::report;
 use std::ffi::c_int;
 use tenure_launch::ReportSignal;
 
-/// Installs the handler, unless the program was started with the signal ignored. `false`: the kernel refuses.
+/// Installs the handler, unless the program was started with the signal ignored. `false`: the
+/// kernel refuses.
 pub fn install(signal: ReportSignal) -> bool {
     let number = match signal {
         ReportSignal::Hup => libc::SIGHUP,

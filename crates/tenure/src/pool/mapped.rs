@@ -10,19 +10,21 @@
 //! assert_eq!(unsafe { mapped::unmap(at, 1 << 20) }, mapped::Unmapped::Done);
 //! ```
 //!
-//! A run is zeroed and page-aligned, as what `mmap` returns. When the program unmaps all of it at once, it goes
-//! back to the pool, and may not be accessed until it has another owner (unless [`keep_accessible`] allows it).
-//! Before any other call on it, or on addresses that the pool holds free, call [`let_go`]: the run leaves the pool,
-//! and the part that the program does not have is unmapped. A `munmap` of a part does so, too. So such a call does
-//! what it does without the pool, and no later owner of the run inherits its effect. The pool takes the addresses
-//! again when all of them are free.
+//! A run is zeroed and page-aligned, as what `mmap` returns. When the program unmaps all of it at
+//! once, it goes back to the pool, and may not be accessed until it has another owner (unless
+//! [`keep_accessible`] allows it). Before any other call on it, or on addresses that the pool holds
+//! free, call [`let_go`]: the run leaves the pool, and the part that the program does not have is
+//! unmapped. A `munmap` of a part does so, too. So such a call does what it does without the pool,
+//! and no later owner of the run inherits its effect. The pool takes the addresses again when all
+//! of them are free.
 //!
-//! The pool does not see system calls that the program makes by itself. Memory that was locked, sealed, protected
-//! or unmapped in part by them is found when it is unmapped whole. An advice (`MADV_DONTFORK`) is not found.
+//! The pool does not see system calls that the program makes by itself. Memory that was locked,
+//! sealed, protected or unmapped in part by them is found when it is unmapped whole. An advice
+//! (`MADV_DONTFORK`) is not found.
 //!
-//! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another thread's
-//! (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped goes to a list
-//! without a lock.
+//! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another
+//! thread's (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped
+//! goes to a list without a lock.
 
 #![allow(unsafe_code, reason = "stands in for mmap(2) and munmap(2)")]
 
@@ -237,12 +239,12 @@ pub enum Call {
     Replaces,
 }
 
-/// Tells the pool that the program is about to make a call that names the range. On return the part of the range
-/// that the program does not have is not mapped, so the kernel acts as without the pool. No run that the call
-/// changes is handed out again.
+/// Tells the pool that the program is about to make a call that names the range. On return the part
+/// of the range that the program does not have is not mapped, so the kernel acts as without the
+/// pool. No run that the call changes is handed out again.
 ///
-/// A block of [`alloc`](super::alloc) stays the pool's, because it is yet to be freed. If the call changes it, it
-/// is mapped anew when it is freed.
+/// A block of [`alloc`](super::alloc) stays the pool's, because it is yet to be freed. If the call
+/// changes it, it is mapped anew when it is freed.
 ///
 /// `false`: nothing has changed.
 ///

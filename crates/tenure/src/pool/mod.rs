@@ -1,8 +1,9 @@
-//! The pool: large blocks of memory. A freed block stays warm for a while, so the next block of its size starts
-//! without page faults. Soon after, the kernel may take its pages, and later they leave the resident set.
+//! The pool: large blocks of memory. A freed block stays warm for a while, so the next block of its
+//! size starts without page faults. Soon after, the kernel may take its pages, and later they leave
+//! the resident set.
 //!
-//! **For** blocks of 64 KiB and more that a program allocates and frees all the time: frames, arrays,
-//! buffers. **Not for** small blocks, or for blocks that are allocated once and stay.
+//! **For** blocks of 64 KiB and more that a program allocates and frees all the time: frames,
+//! arrays, buffers. **Not for** small blocks, or for blocks that are allocated once and stay.
 //!
 //! ```
 //! use tenure::pool::{Buffer, Pool};
@@ -30,23 +31,24 @@
 //! Under memory pressure a run passes through all three states at once.
 //!
 //! A process has one pool. All runs lie in one reserved range of addresses, so one comparison
-//! ([`owns`]) tells its pointers from any other's. Sizes have eight classes to a doubling, so at most an
-//! eighth of a run is not used. Runs of 2 MiB and more get huge pages as far as these fit into the size
-//! (see [`HugePages`]).
+//! ([`owns`]) tells its pointers from any other's. Sizes have eight classes to a doubling, so at
+//! most an eighth of a run is not used. Runs of 2 MiB and more get huge pages as far as these fit
+//! into the size (see [`HugePages`]).
 //!
 //! # The worker
 //!
 //! [`Pool`] and [`Buffer`] start the worker, the thread that offers and returns, with their first
-//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] or [`WithSmall`] as a global allocator do not:
-//! they neither allocate nor create a thread, and they keep `errno`, so they may stand behind
-//! `malloc`. With those, call [`prepare`] once at a safe moment, and in a forked child again. Until the
-//! worker runs ([`wants_keeper`]), a thread that frees past the bound does the worker's work.
+//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] or [`WithSmall`] as a
+//! global allocator do not: they neither allocate nor create a thread, and they keep `errno`, so
+//! they may stand behind `malloc`. With those, call [`prepare`] once at a safe moment, and in a
+//! forked child again. Until the worker runs ([`wants_keeper`]), a thread that frees past the bound
+//! does the worker's work.
 //!
 //! # What the kernel must have
 //!
-//! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where `PAGEMAP_SCAN` (6.7) is
-//! missing, zeroing reads `/proc/self/pagemap`, and without that writes all that the run's former users may
-//! have written.
+//! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where
+//! `PAGEMAP_SCAN` (6.7) is missing, zeroing reads `/proc/self/pagemap`, and without that writes all
+//! that the run's former users may have written.
 
 mod alloc_run;
 #[cfg(feature = "allocator-api2")]

@@ -39,8 +39,8 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 
 /// Gives a run back.
 ///
-/// A pointer that is not an allocation's start, or was freed before, ends the process with a message
-/// on standard error. Otherwise the pool would give the same memory to two owners.
+/// A pointer that is not an allocation's start, or was freed before, ends the process with a
+/// message on standard error. Otherwise the pool would give the same memory to two owners.
 ///
 /// ```
 /// use tenure::pool;
@@ -50,7 +50,8 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 /// ```
 ///
 /// # Cost
-/// About 50 ns. Past the bound on warm runs, and without a worker, the call does a part of its work.
+/// About 50 ns. Past the bound on warm runs, and without a worker, the call does a part of its
+/// work.
 ///
 /// # Safety
 /// Nothing uses the run any more.

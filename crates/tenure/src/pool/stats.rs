@@ -55,7 +55,8 @@ pub struct PoolStats {
     pub realloc_moved: u64,
     /// The bytes of these reallocations.
     pub realloc_moved_bytes: u64,
-    /// Runs mapped anew because the program had changed their mapping's state or unmapped part of it.
+    /// Runs mapped anew because the program had changed their mapping's state or unmapped part of
+    /// it.
     pub remapped: u64,
     /// Requests that the pool refused.
     pub refused: u64,

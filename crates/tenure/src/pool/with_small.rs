@@ -94,7 +94,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for WithSmall<A> {
                 return p.as_ptr();
             }
         }
-        // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
+        // SAFETY: the caller promises that the size, rounded up to the alignment, does not
+        // overflow.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         let to = match (run(new, false), pooled) {
             (Some(to), _) => to.as_ptr(),

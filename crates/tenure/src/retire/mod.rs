@@ -1,14 +1,15 @@
 //! Retire: unmaps without stalls. The addresses are free at once, and the memory follows.
 //!
-//! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small ones, and
-//! with little gain for huge pages, which munmap(2) unmaps quickly.
+//! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small
+//! ones, and with little gain for huge pages, which munmap(2) unmaps quickly.
 //!
-//! munmap(2) of a large mapping takes 50 to 180 ns for each page. Every other thread that maps, unmaps or is
-//! created waits for all of it: the kernel holds the address space's lock shared meanwhile, and those threads
-//! want it exclusively. [`munmap`] of this module moves the mapping's page tables to a place that the program
-//! does not know. That takes some 10 µs, and 0.2 ms for each GiB at most. The worker gives the pages back from
-//! there. When the call returns, the addresses are free: a touch raises SIGSEGV, and a new mapping may take
-//! them. A racing thread never sees a zero page where data was.
+//! munmap(2) of a large mapping takes 50 to 180 ns for each page. Every other thread that maps,
+//! unmaps or is created waits for all of it: the kernel holds the address space's lock shared
+//! meanwhile, and those threads want it exclusively. [`munmap`] of this module moves the mapping's
+//! page tables to a place that the program does not know. That takes some 10 µs, and 0.2 ms for
+//! each GiB at most. The worker gives the pages back from there. When the call returns, the
+//! addresses are free: a touch raises SIGSEGV, and a new mapping may take them. A racing thread
+//! never sees a zero page where data was.
 //!
 //! Dropping a [`Mapping`] of [`Settings::min_bytes`] or more does the same.
 //!
@@ -39,47 +40,51 @@
 //! | a range with a sealed mapping, or whose ends cut a huge page | plain | the kernel refuses all of it, so no part may be unmapped before |
 //! | a range of more than one mapping on Linux 6.12 to 6.16, or before [`prepare`] from 6.10 on | plain | no call finds out whether one of them is sealed |
 //!
-//! Everything goes in slices where `RLIMIT_AS` or `RLIMIT_DATA` is set or `vm.overcommit_memory` is 2
-//! (address space that waits counts, so the next mmap would fail), where the process has 512 retired
-//! mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before [`prepare`]. Where
-//! `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
+//! Everything goes in slices where `RLIMIT_AS` or `RLIMIT_DATA` is set or `vm.overcommit_memory` is
+//! 2 (address space that waits counts, so the next mmap would fail), where the process has 512
+//! retired mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before
+//! [`prepare`]. Where `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
 //!
-//! *Moved* means that the page tables are moved, as above. *In slices* means: before the call returns, by munmap(2) of parts, so that no other
-//! thread waits for the whole. Each part takes half of [`Settings::longest_stall`], as far as measured. *Plain*
-//! means munmap(2) itself.
+//! *Moved* means that the page tables are moved, as above. *In slices* means: before the call
+//! returns, by munmap(2) of parts, so that no other thread waits for the whole. Each part takes
+//! half of [`Settings::longest_stall`], as far as measured. *Plain* means munmap(2) itself.
 //!
 //! # Memory that waits
 //!
-//! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory cgroup, in
-//! `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the resident bytes that wait never
-//! exceed the free bytes under the memory cgroup's limit, four times the free bytes of the machine, and
+//! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory
+//! cgroup, in `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the
+//! resident bytes that wait never exceed the free bytes under the memory cgroup's limit, four times
+//! the free bytes of the machine, and
 //! [`Settings::pending_max`]. Beyond that the caller tears down a part before it returns. Under pressure the
-//! worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address space,
-//! mappings or locks, tenure tears down all waiting memory and makes the call again. [`drain`] waits for all of
-//! it. A program need do nothing at exit.
+//! worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
+//! space, mappings or locks, tenure tears down all waiting memory and makes the call again.
+//! [`drain`] waits for all of it. A program need do nothing at exit.
 //!
-//! A forked child has none of it (`MADV_DONTFORK`), and no worker until the child calls [`prepare`].
+//! A forked child has none of it (`MADV_DONTFORK`), and no worker until the child calls
+//! [`prepare`].
 //!
 //! # The bound on stalls
 //!
-//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread waits. Other
-//! threads wait only for the munmap(2) of the emptied mapping, 5 to 20 µs. Before 6.17 each slice holds the
-//! address space's lock shared. A slice takes longer than measured if its thread loses the processor meanwhile.
+//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread
+//! waits. Other threads wait only for the munmap(2) of the emptied mapping, 5 to 20 µs. Before 6.17
+//! each slice holds the address space's lock shared. A slice takes longer than measured if its
+//! thread loses the processor meanwhile.
 //!
 //! # What the kernel must have
 //!
-//! `mremap`, and nothing else. Retire also uses these calls if the kernel has them: `MADV_DONTNEED_LOCKED`
-//! (5.18; otherwise locked memory is unmapped in slices), PROCMAP_QUERY (6.11; otherwise it reads
-//! `/proc/self/maps`, 0.3 µs for each mapping of the process), PAGEMAP_SCAN (6.7; otherwise holes are torn down
-//! like pages), and userfaultfd, to find registered ranges. If userfaultfd is refused, retire takes no range to
-//! be registered. That is wrong for a range that was registered before the refusal began. Linux 5.10 to 6.16
-//! move one mapping at a time, and retire does so on any kernel.
+//! `mremap`, and nothing else. Retire also uses these calls if the kernel has them:
+//! `MADV_DONTNEED_LOCKED` (5.18; otherwise locked memory is unmapped in slices), PROCMAP_QUERY
+//! (6.11; otherwise it reads `/proc/self/maps`, 0.3 µs for each mapping of the process),
+//! PAGEMAP_SCAN (6.7; otherwise holes are torn down like pages), and userfaultfd, to find
+//! registered ranges. If userfaultfd is refused, retire takes no range to be registered. That is
+//! wrong for a range that was registered before the refusal began. Linux 5.10 to 6.16 move one
+//! mapping at a time, and retire does so on any kernel.
 //!
 //! # Differences from munmap(2)
 //!
-//! The parts of a range with many mappings do not go in one instant: another thread may map where an earlier
-//! part was before a later one is gone. `/proc/self/maps` shows the moved mappings, and a core dump contains
-//! them.
+//! The parts of a range with many mappings do not go in one instant: another thread may map where
+//! an earlier part was before a later one is gone. `/proc/self/maps` shows the moved mappings, and
+//! a core dump contains them.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
@@ -143,10 +148,11 @@ pub struct Pending {
 /// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved.
 ///
 /// # Errors
-/// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
-/// of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping that would have to be
-/// split, and there are `vm.max_map_count` already. Nothing is changed then. A large range goes in parts: where the kernel
-/// refuses one that it would have taken a moment before (a filter that fails `munmap`), the others are gone.
+/// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a
+/// huge page of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping
+/// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
+/// A large range goes in parts: where the kernel refuses one that it would have taken a moment
+/// before (a filter that fails `munmap`), the others are gone.
 ///
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.

@@ -1,4 +1,5 @@
-//! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
+//! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with
+//! `MAP_FIXED`.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 

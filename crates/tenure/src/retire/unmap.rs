@@ -86,8 +86,8 @@ fn whole(range: PageRange) -> Result<Way, Errno> {
 }
 
 fn by_the_kernel(range: PageRange) -> Result<Way, Errno> {
-    // SAFETY: the caller of `munmap` promises that nothing refers to the range, and this is the only call
-    // for these addresses.
+    // SAFETY: the caller of `munmap` promises that nothing refers to the range, and this is the
+    // only call for these addresses.
     unsafe { detach::unmap(range.start, range.len()) }?;
     add(&COUNTERS.retired_plain_bytes, range.len() as u64);
     Ok(Way::Plain)
@@ -150,8 +150,8 @@ struct Look {
 enum Stop {
     /// `/proc` cannot be read any more.
     Unlisted,
-    /// The kernel returned this error for the mapping that begins at `mapping`: a part of it may not
-    /// be unmapped, or the kernel does not tell.
+    /// The kernel returned this error for the mapping that begins at `mapping`: a part of it may
+    /// not be unmapped, or the kernel does not tell.
     Answered { errno: Errno, mapping: usize },
 }
 
