@@ -1,4 +1,4 @@
-//! Locks that become whole in the background, and locks within a budget.
+//! Locks that prefault in the background, and locks within a budget.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
