@@ -62,16 +62,16 @@ pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Outcome<*mut
     value(call, std::ptr::null_mut(), body)
 }
 
-/// Runs the body of an exported function, which returns `failed` on failure. Every exported function is
-/// a call of this one, of [`status`] or of [`pointer`], and nothing else (a test reads the sources).
+/// Runs the body of an exported function, which returns `failed` on failure. Every exported function
+/// is exactly one call of this one, of [`status`] or of [`pointer`] (a test reads the sources).
 ///
 /// - The thread cannot be cancelled meanwhile.
 /// - A panic is a failure like any other: unwinding into C would abort the program.
 ///
-/// This function and the exported one have no table of what to do when they are unwound: they hold
-/// nothing to drop, and what they call cannot unwind. So a thread with the asynchronous type of
-/// cancellation may be cancelled before the first and after the last instruction of [`caught`]; with
-/// such a table, Rust would abort the process there.
+/// This function and the exported one have no table for unwinding: they hold no value to drop, and
+/// the functions that they call cannot unwind. So a thread with the asynchronous type of
+/// cancellation may be cancelled before the first and after the last instruction of [`caught`]. With
+/// such a table Rust would abort the process there.
 #[inline(always)]
 pub(crate) fn value<T: Copy, F: FnOnce() -> Outcome<T>>(
     call: &'static str,
@@ -91,7 +91,7 @@ struct Work<T, F> {
     result: T,
 }
 
-/// Calls the body, once, and keeps what it returns. `extern "C"`, so that the compiler knows that it
+/// Calls the body once and stores its result. It is `extern "C"`, so that the compiler knows that it
 /// cannot unwind.
 #[inline(never)]
 extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {

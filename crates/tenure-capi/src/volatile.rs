@@ -94,7 +94,7 @@ pub(crate) struct Callback {
     function: Function,
     arg: *mut c_void,
     free_arg: tenure_free_fn,
-    /// Whether the argument is tenure's to free: not before what uses it is made.
+    /// Whether tenure frees the argument: only once the buffer that uses it is made.
     owned: AtomicBool,
 }
 
