@@ -39,15 +39,15 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
     disable_help_subcommand = true
 )]
 pub struct Arguments {
-    /// What to do with runs that were kept.
+    /// A command for runs that were kept.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// What to run.
+    /// The run.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// What there is to do with runs that were kept.
+/// Commands for runs that were kept.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Print the rows that changed beyond the noise between two runs that --json kept.

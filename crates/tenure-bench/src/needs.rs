@@ -102,7 +102,7 @@ fn fitted(name: &str, options: &Options, room: Room) -> Plan {
     } else if size < wanted {
         plan.options.size = Some(size);
         plan.changes.push(format!(
-            "{name}: works on {} in place of {}, which is what fits",
+            "{name}: works on {} in place of {}, because more does not fit",
             show(size),
             show(wanted),
         ));

@@ -1,9 +1,10 @@
-/* A daemon that answers over a Unix socket, on a cache without a size.
+/* A daemon that serves requests over a Unix socket, from a cache without a size.
  *
  *     daemon /run/squares.sock
  *
- * A request is a line: a number, which it answers with a table of 64 KiB, or "stats". The cache keeps what fits beside
- * the other programs of the machine, so it needs no setting. SIGTERM and SIGINT end the daemon. */
+ * A request is a line: a number, for which the daemon returns a table of 64 KiB, or "stats". The cache
+ * keeps as much as fits beside the other programs of the machine, so it needs no setting. SIGTERM and
+ * SIGINT end the daemon. */
 #define _GNU_SOURCE /* ppoll */
 #include <errno.h>
 #include <poll.h>
@@ -27,7 +28,7 @@ static void end(int signal) {
     ended = 1;
 }
 
-/* Makes the table of a number: work that takes long stands here. 0: made. */
+/* Makes the table of a number. It stands for work that takes long. 0: made. */
 static int make_table(void *arg, struct tenure_made *into) {
     const uint64_t *number = arg;
     unsigned char *table = tenure_made_resize(into, TABLE);

@@ -24,7 +24,7 @@ pub struct tenure_cache {
 /// A value that a get has found. Its bytes stay as they are until it is released, whatever happens to
 /// its key and its cache meanwhile. Any thread may read it and release it.
 pub struct tenure_value {
-    // In this order: the value's drop needs the cache.
+    // The value is declared first, so it is dropped first: its drop needs the cache.
     value: Value<'static>,
     _cache: Arc<Cache<Key>>,
 }
@@ -75,7 +75,8 @@ pub struct tenure_cache_opts {
     pub miss_cost_ns: u64,
 }
 
-// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and functions that C gave or NULL.
+// SAFETY: `repr(C)`, starts with its size. The other fields are integers, a pointer, and functions
+// that the C caller gave, or NULL.
 unsafe impl Versioned for tenure_cache_opts {
     const FIRST: usize = offset_of!(tenure_cache_opts, removed);
 }
@@ -170,8 +171,8 @@ unsafe fn hand_out(
         // SAFETY: `len` is not NULL here, so it is writable, as this function requires.
         unsafe { len.write(value.len()) };
     }
-    // SAFETY: only the lifetime changes. What the value refers to is in the cache behind the Arc,
-    // which the same structure holds and drops after the value.
+    // SAFETY: only the lifetime changes. The value refers to the cache behind the Arc. This
+    // structure holds that Arc, and drops it after the value.
     let value = unsafe { std::mem::transmute::<Value<'_>, Value<'static>>(value) };
     Arc::into_raw(Arc::new(tenure_value { value, _cache: cache.clone() })).cast_mut()
 }
@@ -241,7 +242,8 @@ pub unsafe extern "C" fn tenure_cache_insert(
     value_len: usize,
 ) -> c_int {
     status("tenure_cache_insert", || {
-        // SAFETY: the C caller's promises are the same.
+        // SAFETY: the C caller promises a live cache, and a key and a value with as many readable
+        // bytes as their lengths say.
         unsafe { insert(c, (key, key_len), (value, value_len), 0) }
     })
 }
@@ -260,7 +262,8 @@ pub unsafe extern "C" fn tenure_cache_insert_ttl(
     ttl_ms: u64,
 ) -> c_int {
     status("tenure_cache_insert_ttl", || {
-        // SAFETY: the C caller's promises are the same.
+        // SAFETY: the C caller promises a live cache, and a key and a value with as many readable
+        // bytes as their lengths say.
         unsafe { insert(c, (key, key_len), (value, value_len), ttl_ms) }
     })
 }
@@ -276,7 +279,8 @@ unsafe fn insert(
 ) -> Outcome<c_int> {
     // SAFETY: the caller promises a live cache.
     let cache = unsafe { cache(c)? };
-    // SAFETY: the caller promises that the key's and the value's bytes are readable, and stay as they are.
+    // SAFETY: the caller promises that the bytes of the key and the value are readable and do not
+    // change.
     let (key, value) = unsafe { (slice("key", key.0, key.1)?, slice("value", value.0, value.1)?) };
     let key = Bytes::new(key).to_owned();
     match ttl_ms {
@@ -372,8 +376,8 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
 #[must_use]
 pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) -> *mut c_void {
     pointer("tenure_made_resize", || {
-        // SAFETY: `into` is NULL, or what the `make` callback received. While the callback runs,
-        // only that callback has a pointer to it.
+        // SAFETY: `into` is NULL, or the structure that the `make` callback received. While the
+        // callback runs, only that callback has a pointer to it.
         let made = unsafe { into.as_mut() }
             .ok_or_else(|| Failure::invalid("NULL; pass the maker that the make callback got"))?;
         let more = len.saturating_sub(made.bytes.len());
@@ -408,8 +412,8 @@ pub unsafe extern "C" fn tenure_value_clone(value: *const tenure_value) -> *mut 
         if value.is_null() {
             return Err(Failure::invalid("the value is NULL; get one first"));
         }
-        // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`, and the C caller has not released it, so
-        // the count is at least 1.
+        // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`, and the C caller has not
+        // released it, so the count is at least 1.
         unsafe { Arc::increment_strong_count(value) };
         Ok(value.cast_mut())
     })
@@ -429,7 +433,7 @@ pub unsafe extern "C" fn tenure_value_bytes(
         let value = unsafe { value.as_ref() }
             .ok_or_else(|| Failure::invalid("the value is NULL; get one first"))?;
         if !len.is_null() {
-            // SAFETY: `len` is not NULL here, so it is writable: the C caller passes NULL or a writable place.
+            // SAFETY: `len` is not NULL here, so the C caller passes a writable place.
             unsafe { len.write(value.value.len()) };
         }
         Ok(value.value.as_ptr().cast_mut().cast::<c_void>())
@@ -442,8 +446,9 @@ pub unsafe extern "C" fn tenure_value_bytes(
 pub unsafe extern "C" fn tenure_value_release(value: *mut tenure_value) {
     status("tenure_value_release", || {
         if !value.is_null() {
-            // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`, and the C caller releases it once for
-            // the get and once for each `tenure_value_clone`, and does not use that handle afterwards.
+            // SAFETY: the pointer came from `Arc::into_raw` in `hand_out`. The C caller releases it
+            // once for the get and once for each `tenure_value_clone`, and does not use that handle
+            // afterwards.
             drop(unsafe { Arc::from_raw(value.cast_const()) });
         }
         Ok(0)

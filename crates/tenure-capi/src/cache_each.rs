@@ -1,4 +1,4 @@
-//! Going over all that a cache holds.
+//! Calls a function for every value of a cache.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -48,7 +48,8 @@ pub unsafe extern "C" fn tenure_cache_each(
         for (key, value) in cache.iter() {
             let (key, key_len) = (key.bytes().as_ptr(), key.bytes().len());
             let (bytes, len) = (value.as_ptr().cast(), value.len());
-            // SAFETY: the C caller's own function gets its own argument, and bytes that stay until it returns.
+            // SAFETY: the C caller's own function gets its own argument, and bytes that stay until
+            // it returns.
             let answer = unsafe { each(arg, key.cast(), key_len, bytes, len) };
             if answer != 0 {
                 return Ok(answer);
@@ -77,8 +78,8 @@ pub unsafe extern "C" fn tenure_cache_each_key(
         let cache = unsafe { cache(c)? };
         let each = each.ok_or_else(|| Failure::invalid("each is NULL; pass a function"))?;
         for key in cache.keys() {
-            // SAFETY: this is the C caller's own function. It gets its own argument, and a key whose bytes stay until
-            // it returns.
+            // SAFETY: this is the C caller's own function. It gets its own argument, and a key
+            // whose bytes stay until it returns.
             let answer = unsafe { each(arg, key.bytes().as_ptr().cast(), key.bytes().len()) };
             if answer != 0 {
                 return Ok(answer);
@@ -109,8 +110,8 @@ pub unsafe extern "C" fn tenure_cache_retain(
         let keep = keep.ok_or_else(|| Failure::invalid("keep is NULL; pass a function"))?;
         cache.retain(|key, value| {
             let (key, key_len) = (key.bytes().as_ptr(), key.bytes().len());
-            // SAFETY: this is the C caller's own function. It gets its own argument, and bytes that stay until it
-            // returns.
+            // SAFETY: this is the C caller's own function. It gets its own argument, and bytes that
+            // stay until it returns.
             unsafe { keep(arg, key.cast(), key_len, value.as_ptr().cast(), value.len()) != 0 }
         });
         Ok(0)

@@ -1,4 +1,4 @@
-//! What a program in C is told of values that leave a cache.
+//! The callback that tells a C program which values leave a cache.
 
 #![allow(unsafe_code, reason = "calls functions of C")]
 
@@ -37,10 +37,10 @@ pub(crate) struct Listener {
 }
 
 // SAFETY: tenure.h tells C callers that tenure calls `removed` and `free_arg` on any thread, so the
-// argument must not be tied to one.
+// argument must not depend on one thread.
 unsafe impl Send for Listener {}
-// SAFETY: tenure.h tells C callers that several threads may call `removed` at once, so the argument
-// must bear it. Nothing else is shared but an atomic.
+// SAFETY: tenure.h tells C callers that several threads may call `removed` at the same time, so the
+// argument must allow that. The only other shared field is an atomic.
 unsafe impl Sync for Listener {}
 
 impl Listener {
@@ -61,8 +61,8 @@ impl Listener {
 
     pub fn tell(&self, key: &Key, cause: RemovalCause) {
         let (key, cause) = (key.bytes(), number(cause));
-        // SAFETY: this is the C caller's own function. It gets its own argument, and a key whose bytes stay until
-        // it returns.
+        // SAFETY: this is the C caller's own function. It gets its own argument, and a key whose
+        // bytes stay until it returns.
         unsafe { (self.function)(self.arg, key.as_ptr().cast(), key.len(), cause) };
     }
 }
@@ -70,8 +70,8 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let (true, Some(free_arg)) = (*self.owned.get_mut(), self.free_arg) {
-            // SAFETY: this is the C caller's own function, for its own argument. Nobody calls the listener any
-            // more, and this runs once.
+            // SAFETY: this is the C caller's own function, for its own argument. The listener is
+            // being dropped, so no thread calls it any more, and this runs once.
             unsafe { free_arg(self.arg) };
         }
     }

@@ -1,12 +1,12 @@
-//! The C ABI of tenure. `include/tenure.h` is generated from this crate, and the documentation of
-//! each item here is the header's: it is written for C.
+//! The C ABI of tenure. `include/tenure.h` is generated from this crate. The documentation of each
+//! item here becomes the header's, so it is written for C.
 //!
-//! What every function does: refuse bad pointers with `EINVAL`, turn an error into -1 or NULL with
-//! `errno` and a sentence for [`report::tenure_last_error`], let no panic out, and let no
-//! `pthread_cancel` in. The last three are done by one wrapper ([`report`]), which every function is a
-//! call of.
+//! Every function refuses bad pointers with `EINVAL`. It turns an error into -1 or NULL with
+//! `errno` and a sentence for [`report::tenure_last_error`]. It lets no panic out, and no
+//! `pthread_cancel` in. One wrapper ([`report`]) does the last three, and every function is a call
+//! of it.
 
-// The names are C's. What a caller must hold to is in each function's documentation, in C's terms.
+// The names are C's. Each function's documentation states the caller's duties in C's terms.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 #![deny(unsafe_code)]
 

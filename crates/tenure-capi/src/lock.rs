@@ -18,7 +18,7 @@ pub const TENURE_MAP_LOCKONFAULT: c_int = 0x0100_0000;
 /// The pages that the range touches, as the kernel's own calls take it. What would wrap around stays as
 /// it is, to be refused with its own numbers.
 pub(crate) fn whole_pages(addr: *const c_void, len: usize) -> (*const u8, usize) {
-    // SAFETY: reads a constant of the system.
+    // SAFETY: the call reads a constant of the system.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let before = addr as usize % page;
     match len.checked_add(before).and_then(|len| len.checked_next_multiple_of(page)) {
@@ -142,14 +142,14 @@ pub unsafe extern "C" fn tenure_mmap(
 ) -> *mut c_void {
     value("tenure_mmap", libc::MAP_FAILED, || {
         if flags & TENURE_MAP_LOCKONFAULT == 0 {
-            // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program
-            // uses what is mapped at `addr`.
+            // SAFETY: the C caller has the duties of mmap: with MAP_FIXED the program does not use
+            // the old mapping at `addr`.
             let at = unsafe { lock::mmap(addr.cast(), len, prot, flags, fd, off)? };
             return Ok(at.cast());
         }
         let flags = flags & !TENURE_MAP_LOCKONFAULT;
-        // SAFETY: the C caller has the duties of mmap: with MAP_FIXED nothing in the program uses
-        // what is mapped at `addr`.
+        // SAFETY: the C caller has the duties of mmap: with MAP_FIXED the program does not use the
+        // old mapping at `addr`.
         let at = unsafe { lock::mmap_on_fault(addr.cast(), len, prot, flags, fd, off)? };
         Ok(at.cast())
     })

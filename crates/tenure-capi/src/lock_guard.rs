@@ -1,4 +1,4 @@
-//! Counted locks, what is locked in fact, and whether more could be.
+//! Counted locks, the locked state of a range, and whether more could be locked.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 

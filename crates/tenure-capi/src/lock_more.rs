@@ -1,4 +1,4 @@
-//! Locks that become whole in the background, and locks within a budget.
+//! Locks that prefault in the background, and locks within a budget.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn tenure_gradual_wait(
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         let until = Instant::now().checked_add(patience);
         loop {
-            // Not held while waiting, or nobody else could ask for the progress.
+            // Borrowed for each step only, so that another thread can read the progress meanwhile.
             // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
             // ended before this call returns.
             let mut held = unsafe { gradual(g) }?;

@@ -1,4 +1,4 @@
-//! Large blocks that are the kernel's to take while they are free, and warm until then.
+//! Large blocks: while they are free they stay warm, and then the kernel may take them.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -88,7 +88,8 @@ pub struct tenure_pool_stats {
 /// A block, and the worker's thread with the first one.
 fn block(size: usize, align: usize, zeroed: bool) -> Outcome<*mut c_void> {
     if !pool::keeper_runs() {
-        // Refused, the pool works all the same; the block below says if it does not.
+        // If this fails, the pool still works without a worker. If the pool fails, the call below
+        // reports it.
         let _ = pool::prepare();
     }
     match pool::alloc(size, align, zeroed) {

@@ -1,4 +1,4 @@
-//! Making pages ready before they are used.
+//! Makes pages resident before the program uses them.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -75,7 +75,8 @@ pub struct tenure_populate_opts {
     pub arg: *mut c_void,
 }
 
-// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and a function that C gave or NULL.
+// SAFETY: `repr(C)`, starts with its size. The other fields are integers, a pointer, and a function
+// that the C caller gave, or NULL.
 unsafe impl Versioned for tenure_populate_opts {
     const FIRST: usize = size_of::<tenure_populate_opts>();
 }
@@ -164,7 +165,8 @@ fn request(
         populate = populate.deadline(Duration::from_millis(opts.deadline_ms));
     }
     if opts.fd >= 0 {
-        // SAFETY: not -1, and used for the duplication only, which fails if it is not open.
+        // SAFETY: the number is not -1, and is used only for the duplication, which fails if it is
+        // not open.
         populate = populate.file(unsafe { BorrowedFd::borrow_raw(opts.fd) })?;
     }
     Ok(populate)
@@ -430,8 +432,8 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {
-        // SAFETY: the C caller wants the range's contents discarded: nothing in the program needs
-        // or refers to them.
+        // SAFETY: the C caller wants the range's contents discarded, so no code of the program
+        // needs or refers to them.
         unsafe { populate::discard(addr.cast(), len) }?;
         Ok(0)
     })

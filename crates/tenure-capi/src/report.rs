@@ -1,4 +1,4 @@
-//! How a failure reaches C: a return value, `errno`, and a sentence.
+//! Reports a failure to C: a return value, `errno`, and a sentence.
 
 #![allow(unsafe_code, reason = "sets errno, and defines functions for C")]
 
@@ -45,7 +45,8 @@ thread_local! {
 
 /// Sets `errno`.
 fn set_errno(errno: c_int) {
-    // SAFETY: the thread's own errno; always valid.
+    // SAFETY: the C library gives the address of the calling thread's own errno, which is always
+    // valid.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -61,16 +62,16 @@ pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Outcome<*mut
     value(call, std::ptr::null_mut(), body)
 }
 
-/// Runs the body of an exported function, which returns `failed` on failure. Every exported function is
-/// a call of this one, of [`status`] or of [`pointer`], and nothing else (a test reads the sources).
+/// Runs the body of an exported function, which returns `failed` on failure. Every exported function
+/// is exactly one call of this one, of [`status`] or of [`pointer`] (a test reads the sources).
 ///
 /// - The thread cannot be cancelled meanwhile.
 /// - A panic is a failure like any other: unwinding into C would abort the program.
 ///
-/// This function and the exported one have no table of what to do when they are unwound: they hold
-/// nothing to drop, and what they call cannot unwind. So a thread with the asynchronous type of
-/// cancellation may be cancelled before the first and after the last instruction of [`caught`]; with
-/// such a table, Rust would abort the process there.
+/// This function and the exported one have no table for unwinding: they hold no value to drop, and
+/// the functions that they call cannot unwind. So a thread with the asynchronous type of
+/// cancellation may be cancelled before the first and after the last instruction of [`caught`]. With
+/// such a table Rust would abort the process there.
 #[inline(always)]
 pub(crate) fn value<T: Copy, F: FnOnce() -> Outcome<T>>(
     call: &'static str,
@@ -90,7 +91,7 @@ struct Work<T, F> {
     result: T,
 }
 
-/// Calls the body, once, and keeps what it returns. `extern "C"`, so that the compiler knows that it
+/// Calls the body once and stores its result. It is `extern "C"`, so that the compiler knows that it
 /// cannot unwind.
 #[inline(never)]
 extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
@@ -107,7 +108,7 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
                 .unwrap_or("without a reason");
             let text = format!("a bug inside tenure: it panicked: {text}; please report it");
             record(work.call, &Failure::new(libc::EIO, text));
-            // A payload's own drop may panic as well.
+            // The drop of the payload may panic as well.
             std::mem::forget(panic);
         }
     }
@@ -123,15 +124,15 @@ fn record(call: &str, failure: &Failure) {
     if !failure.text.is_empty() {
         keep_sentence(call, failure);
     }
-    // Last: the allocator may change it.
+    // This comes last, because the allocator may change errno.
     set_errno(failure.errno);
 }
 
 fn keep_sentence(call: &str, failure: &Failure) {
     let mut text = format!("{call}: {}", failure.text);
-    // A callback's text may hold anything.
+    // A callback's text may contain zero bytes, which would end the C string.
     text.retain(|c| c != '\0');
-    // While the thread's variables are being destroyed, only errno is left to tell.
+    // While the thread's variables are being destroyed, only errno can report the failure.
     let _ = LAST.try_with(|last| {
         if let (Ok(mut last), Ok(text)) = (last.try_borrow_mut(), CString::new(text)) {
             *last = Some(text);
@@ -174,15 +175,16 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_eio_with_its_text() {
-        // Silence for the one panic that is meant to happen.
+        // The test panics on purpose, so it prints no message.
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         let answer = status("tenure_test", || panic!("number {}", 7));
         std::panic::set_hook(hook);
         assert_eq!(answer, -1);
-        // SAFETY: the thread's own errno.
+        // SAFETY: the C library gives the address of the calling thread's own errno, which is
+        // always valid.
         assert_eq!(unsafe { *libc::__errno_location() }, libc::EIO);
-        // SAFETY: never NULL, and no call fails before it is read.
+        // SAFETY: the pointer is not NULL, and no call fails before the text is read.
         let text = unsafe { CStr::from_ptr(tenure_last_error()) }.to_str().unwrap();
         assert!(text.starts_with("tenure_test: ") && text.contains("number 7"), "{text}");
     }
@@ -190,7 +192,8 @@ mod tests {
     #[test]
     fn each_thread_has_its_own_sentence() {
         status("tenure_here", || Err(Failure::invalid("in\0side")));
-        // SAFETY: never NULL, and no call of the same thread fails meanwhile.
+        // SAFETY: the pointer is not NULL, and no call of this thread fails before the text is
+        // read.
         let read = || unsafe { CStr::from_ptr(tenure_last_error()) }.to_str().unwrap().to_owned();
         let there = std::thread::spawn(move || {
             let before = read();

@@ -1,4 +1,4 @@
-//! Volatile memory that processes share, pinned by calls instead of guards.
+//! Volatile memory that processes share. C code pins it by calls instead of guards.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -63,7 +63,8 @@ pub struct tenure_shared_opts {
     pub free_arg: tenure_free_fn,
 }
 
-// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and functions that C gave or NULL.
+// SAFETY: `repr(C)`, starts with its size. The other fields are integers, a pointer, and functions
+// that the C caller gave, or NULL.
 unsafe impl Versioned for tenure_shared_opts {
     const FIRST: usize = std::mem::offset_of!(tenure_shared_opts, refill);
 }
@@ -103,8 +104,8 @@ pub(crate) unsafe fn descriptor<'a>(fd: c_int) -> Outcome<BorrowedFd<'a>> {
     if fd < 0 {
         return Err(Failure::new(libc::EBADF, format!("{fd} is no descriptor")));
     }
-    // SAFETY: not -1, and the caller promises that it stays open. A number that is not open is refused
-    // by the first system call that it is passed to.
+    // SAFETY: the number is not -1, and the caller promises that it stays open. If a number is not
+    // open, the first system call that gets it refuses it.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -164,8 +165,8 @@ pub unsafe extern "C" fn tenure_shared_new(
 #[must_use]
 pub extern "C" fn tenure_shared_open(fd: c_int) -> *mut tenure_shared {
     pointer("tenure_shared_open", || {
-        // SAFETY: tenure.h tells C callers that every process writes to chunks that it makes only, and
-        // this library never refers to the bytes of a chunk.
+        // SAFETY: tenure.h tells C callers that every process writes only to chunks that it makes,
+        // and this library does not refer to the bytes of a chunk.
         Ok(hand_out(unsafe { SharedVolatile::open(copy_of(fd)?)? }))
     })
 }
@@ -179,7 +180,8 @@ pub extern "C" fn tenure_shared_open(fd: c_int) -> *mut tenure_shared {
 #[must_use]
 pub extern "C" fn tenure_shared_open_read_only(fd: c_int) -> *mut tenure_shared {
     pointer("tenure_shared_open_read_only", || {
-        // SAFETY: as in `tenure_shared_open`.
+        // SAFETY: tenure.h tells C callers that every process writes only to chunks that it makes,
+        // and this library does not refer to the bytes of a chunk.
         Ok(hand_out(unsafe { SharedVolatile::open_read_only(copy_of(fd)?)? }))
     })
 }
@@ -375,8 +377,8 @@ pub unsafe extern "C" fn tenure_shared_pin(
                 Ok(pin) => state_of(pin),
                 Err(error) => {
                     for chunk in first..chunk {
-                        // SAFETY: the first of the states that this loop has written; `states` has room
-                        // for `count` of them.
+                        // SAFETY: this loop has written `count` states at most from `states` on,
+                        // and this is one of them.
                         let state = unsafe { states.add(chunk - first).read() };
                         undo(shared, chunk, state)?;
                     }
@@ -385,7 +387,8 @@ pub unsafe extern "C" fn tenure_shared_pin(
             };
             any_to_make |= is_to_make(state);
             any_being_made |= state == TENURE_SHARED_BEING_MADE;
-            // SAFETY: the C caller has room for `count` states, or there is one, which is a local.
+            // SAFETY: the C caller has room for `count` states, or there is one state, in a local
+            // variable.
             unsafe { states.add(chunk - first).write(state) };
         }
         Ok(match (any_to_make, any_being_made) {
@@ -399,10 +402,10 @@ pub unsafe extern "C" fn tenure_shared_pin(
 /// Takes back a pin of this call's.
 fn undo(shared: &SharedVolatile, chunk: usize, state: c_uchar) -> Outcome<()> {
     if is_to_make(state) {
-        // SAFETY: the maker was forgotten by this call, and nobody has written to the chunk.
+        // SAFETY: this call has forgotten the maker, and no code has written to the chunk.
         unsafe { shared.end_making(chunk, false)? };
     }
-    // SAFETY: the pin was forgotten by this call, and nobody uses the bytes through it.
+    // SAFETY: this call has forgotten the pin, and no code uses the bytes through it.
     unsafe { shared.unpin(chunk)? };
     Ok(())
 }
@@ -423,8 +426,8 @@ pub unsafe extern "C" fn tenure_shared_unpin(
         let shared = unsafe { shared(s)? };
         let mut not_pinned = None;
         for chunk in first..end_of(shared, first, count)? {
-            // SAFETY: all pins of this object were forgotten, and the C caller does not use the bytes
-            // through this one any more.
+            // SAFETY: all pins of this object were forgotten, and the C caller does not use the
+            // bytes through this pin any more.
             if !unsafe { shared.unpin(chunk)? } {
                 not_pinned = Some(chunk);
             }
@@ -458,10 +461,10 @@ pub unsafe extern "C" fn tenure_shared_read(s: *mut tenure_shared, chunk: usize)
 /// # Safety
 /// NULL or a live object, and nothing of this process writes to the chunk any more.
 unsafe fn end_making(s: *mut tenure_shared, chunk: usize, made: bool) -> Outcome<c_int> {
-    // SAFETY: NULL or a live object, as this function requires.
+    // SAFETY: the pointer is NULL or a live object, as this function requires.
     let shared = unsafe { shared(s)? };
-    // SAFETY: the makers of this object were all forgotten, and nothing writes to the chunk, as this
-    // function requires.
+    // SAFETY: the makers of this object were all forgotten, and no code writes to the chunk, as
+    // this function requires.
     match unsafe { shared.end_making(chunk, made)? } {
         true => Ok(0),
         false => Err(Failure::invalid(format!("chunk {chunk} is not being made by this process"))),
@@ -487,7 +490,8 @@ pub unsafe extern "C" fn tenure_shared_finish(s: *mut tenure_shared, chunk: usiz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_shared_abandon(s: *mut tenure_shared, chunk: usize) -> c_int {
     status("tenure_shared_abandon", || {
-        // SAFETY: the C caller passes NULL or a live object, and writes to the chunk no more.
+        // SAFETY: the C caller passes NULL or a live object, and does not write to the chunk any
+        // more.
         unsafe { end_making(s, chunk, false) }
     })
 }
@@ -516,7 +520,8 @@ pub unsafe extern "C" fn tenure_shared_wait(
             found => found,
         };
         let state = state_of(found);
-        // SAFETY: of the two pins, both forgotten, one is taken back, and the other stays the caller's.
+        // SAFETY: this call has forgotten both pins. It takes one back, and the caller keeps the
+        // other.
         unsafe { shared.unpin(chunk)? };
         Ok(c_int::from(state != TENURE_SHARED_INTACT))
     })

@@ -1,4 +1,4 @@
-//! What shared volatile memory holds.
+//! The contents of shared volatile memory in numbers.
 
 #![allow(unsafe_code, reason = "defines a function for C, which passes pointers")]
 

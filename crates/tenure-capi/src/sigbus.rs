@@ -67,12 +67,13 @@ fn on_purged(purged: Purged) -> bool {
     if handler.is_null() {
         return false;
     }
-    // SAFETY: `HANDLER` only ever holds a pointer made from such a function.
+    // SAFETY: `HANDLER` only holds pointers to such functions.
     let handler: Handler = unsafe { std::mem::transmute(handler) };
     let (start, len) = purged.range;
-    // The signal interrupted code that may be cancelled; unwinding must not start in the middle of it.
+    // The signal interrupted code that may be cancelled. Unwinding must not start in the middle of
+    // it.
     let before = cancel::off();
-    // SAFETY: the program's own function, with the arguments the header promises it.
+    // SAFETY: the program's own function, with the arguments that the header promises it.
     let again = unsafe { handler(purged.address as *mut c_void, start as *mut c_void, len) != 0 };
     cancel::restore(before);
     again

@@ -6,18 +6,19 @@ use crate::report::{Failure, Outcome};
 use libc::c_int;
 use std::mem::size_of;
 
-/// A structure that the program fills in, starting with its size.
+/// A structure that the program fills in. It starts with its size.
 ///
 /// # Safety
 /// `repr(C)`, the first field is `size: usize`, and any bytes that C code may have put into it are
 /// a valid value.
 pub(crate) unsafe trait Versioned: Copy {
-    /// Its size in the first release that had it: a program cannot have been built for less.
+    /// Its size in the first release that had it: no program can have been built for a smaller one.
     const FIRST: usize;
 }
 
-/// No structure will ever be as large as a page, so this size is what happened to be in memory that
-/// was not initialised. As in the kernel, that is `E2BIG`; and zeroing so much would be fatal.
+/// Checks a size. No structure will be as large as a page, so such a size comes from memory that
+/// was not initialised. The error is `E2BIG`, as in the kernel. To zero so many bytes would be
+/// fatal.
 pub(crate) fn bound(size: usize) -> Outcome<()> {
     const MOST: usize = 4096;
     if size > MOST {
@@ -32,7 +33,7 @@ pub(crate) fn bound(size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads a structure of the program's; what it lacks keeps its value in `defaults`.
+/// Reads a structure of the program. Fields that it lacks keep their value in `defaults`.
 ///
 /// # Safety
 /// `from` is null or points to as many readable bytes as its first field says.
@@ -66,7 +67,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
         }
     }
     let mut read = defaults;
-    // SAFETY: both have that many bytes; `T` takes any bytes that C may have put there.
+    // SAFETY: both have that many bytes, and `T` takes any bytes that C code may have put there.
     unsafe {
         let to = std::ptr::from_mut(&mut read).cast::<u8>();
         std::ptr::copy_nonoverlapping(from.cast::<u8>(), to, size.min(known));
@@ -74,7 +75,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
     Ok(read)
 }
 
-/// Writes a structure to where the program wants it: what both know, and zeros for the rest.
+/// Writes a structure to the program's memory: the fields that both know, and zeros for the rest.
 ///
 /// # Safety
 /// `to` is null or points to `size` writable bytes; `T` is `repr(C)` without padding.

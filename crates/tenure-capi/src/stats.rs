@@ -1,4 +1,4 @@
-//! What happened so far, and what is so now.
+//! Counts since the start, and the present state.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 

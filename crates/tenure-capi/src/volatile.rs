@@ -1,4 +1,4 @@
-//! One owned buffer of volatile memory, pinned by calls instead of guards.
+//! One owned buffer of volatile memory. C code pins it by calls instead of guards.
 
 #![allow(unsafe_code, reason = "defines functions for C, which pass pointers")]
 
@@ -63,7 +63,8 @@ pub struct tenure_volatile_opts {
     pub free_arg: tenure_free_fn,
 }
 
-// SAFETY: `repr(C)`, starts with its size; integers, a pointer, and functions that C gave or NULL.
+// SAFETY: `repr(C)`, starts with its size. The other fields are integers, a pointer, and functions
+// that the C caller gave, or NULL.
 unsafe impl Versioned for tenure_volatile_opts {
     const FIRST: usize = size_of::<tenure_volatile_opts>();
 }
@@ -93,15 +94,15 @@ pub(crate) struct Callback {
     function: Function,
     arg: *mut c_void,
     free_arg: tenure_free_fn,
-    /// Whether the argument is tenure's to free: not before what uses it is made.
+    /// Whether tenure frees the argument: only once the buffer that uses it is made.
     owned: AtomicBool,
 }
 
 // SAFETY: tenure.h tells C callers that tenure calls `refill` and `free_arg` on any thread, so the
-// argument must not be tied to one.
+// argument must not depend on one thread.
 unsafe impl Send for Callback {}
-// SAFETY: tenure.h tells C callers that several threads may call `refill` at once, so the argument
-// must bear it. Nothing else is shared but an atomic.
+// SAFETY: tenure.h tells C callers that several threads may call `refill` at the same time, so the
+// argument must allow that. The only other shared field is an atomic.
 unsafe impl Sync for Callback {}
 
 impl Callback {
@@ -133,7 +134,8 @@ impl Callback {
 impl Drop for Callback {
     fn drop(&mut self) {
         if let (true, Some(free_arg)) = (*self.owned.get_mut(), self.free_arg) {
-            // SAFETY: nobody calls the callback any more, and this runs once.
+            // SAFETY: the callback is being dropped, so no thread calls it any more, and this runs
+            // once.
             unsafe { free_arg(self.arg) };
         }
     }
@@ -246,7 +248,7 @@ pub unsafe extern "C" fn tenure_volatile_pin(
         let buffer = unsafe { buffer(v)? };
         let pinned = buffer.pin()?;
         let answer = found(pinned.outcome());
-        // The pin is taken away by `tenure_volatile_unpin`.
+        // `tenure_volatile_unpin` takes the pin back.
         forget(pinned);
         if !bytes.is_null() {
             // SAFETY: `bytes` is not NULL here, so the C caller passes a writable place.
@@ -289,7 +291,8 @@ pub unsafe extern "C" fn tenure_volatile_lost(
         let lost = pinned.lost();
         if let Some(gone) = gone {
             for extent in &lost {
-                // SAFETY: the program's own function, with the arguments the header promises it.
+                // SAFETY: the program's own function, with the arguments that the header promises
+                // it.
                 unsafe { gone(extent.start, extent.len(), arg) };
             }
         }

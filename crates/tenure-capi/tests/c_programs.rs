@@ -1,5 +1,4 @@
-//! The C ABI, used from C: every program of `tests/c` against both libraries, with userfaultfd and
-//! without.
+//! The C ABI from C: every program of `tests/c` with both libraries, with userfaultfd and without.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,9 +10,10 @@ use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::skip;
 
-/// What a program answers that cannot do its work here; its reason is on standard error.
+/// The exit code of a program that cannot do its work on this machine. It prints the reason on
+/// standard error.
 const SKIPPED: i32 = 77;
-/// What Rust's standard library needs of the system, for those who link the static library.
+/// The libraries that Rust's standard library needs, for programs that link the static library.
 const STATIC_NEEDS: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
 const C_WARNINGS: [&str; 7] =
@@ -48,7 +48,8 @@ fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) 
             cc.arg("-L").arg(libraries()).arg("-ltenure").arg(path);
         }
         Link::Static => {
-            // Writing out the debug information of all of Rust's library takes longer than the rest.
+            // Stripped, because writing the debug information of Rust's whole library takes longer
+            // than the rest.
             cc.arg(libraries().join("libtenure.a")).args(STATIC_NEEDS).arg("-Wl,--strip-debug");
         }
     }
@@ -56,7 +57,7 @@ fn compile(compiler: &str, flags: &[&str], source: &str, link: Link, to: &Path) 
     assert!(output.status.success(), "{source}, {link:?}: {}", text(&output));
 }
 
-/// What a program is run with: the compiler's name, its flags, the file, and variables.
+/// How a program is built and run: the compiler's name, its flags, the file, and variables.
 #[derive(Clone, Copy)]
 struct Program<'a> {
     compiler: &'a str,
@@ -66,7 +67,8 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// Runs it with both libraries, under each of the filters; the reason, if it cannot do its work here.
+    /// Runs it with both libraries, under each of the filters. Returns the reason if it cannot do
+    /// its work here.
     fn run(self, filters: &[Option<&Filter>]) -> Result<(), String> {
         let dir = tempfile::tempdir().unwrap();
         let mut said = Ok(());
@@ -74,7 +76,7 @@ impl Program<'_> {
             let program = dir.path().join(format!("{link:?}"));
             compile(self.compiler, self.flags, self.source, link, &program);
             for filter in filters {
-                // One that cannot do its work under a filter may do it without.
+                // A program that cannot do its work under a filter may do it without.
                 said = said.and(self.once(&program, link, *filter));
             }
         }
@@ -82,13 +84,15 @@ impl Program<'_> {
     }
 
     fn once(self, program: &Path, link: Link, filter: Option<&Filter>) -> Result<(), String> {
-        // On a thread of its own, for a filter stays, and what the thread starts has it, too.
+        // On a separate thread, because a filter stays, and the processes that the thread starts
+        // inherit it.
         let output = std::thread::scope(|scope| {
             let start = || {
                 if let Some(filter) = filter {
                     filter.install_this_thread().map_err(|reason| reason.to_string())?;
                 }
-                // The loader must take our library and no other; settings are what the test says.
+                // The loader must take this build's library and no other. The test sets all
+                // settings.
                 let mut command = Command::new(program);
                 command.env_remove("LD_LIBRARY_PATH").env_remove("TENURE_PURGE");
                 command.env_remove("TENURE_OFFER_AFTER_MS").envs(self.env.iter().copied());
@@ -125,7 +129,7 @@ macro_rules! program {
     }};
 }
 
-/// A test for each program: as it is, and with userfaultfd refused, as in many containers.
+/// A test for each program: without a filter, and with userfaultfd refused, as in many containers.
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(
@@ -182,7 +186,7 @@ fn old_names() {
     program!(compiler("CC", "cc"), &flags, "tests/c/old_names.c");
 }
 
-/// The proposal's lock calls, with the header before everything, after the system's, and with large
+/// The proposal's lock calls, with the header before all others, after the system's, and with large
 /// file offsets, for which the C library declares mmap in another way.
 #[test]
 fn old_names_of_locks() {
@@ -217,7 +221,8 @@ fn eight_lines() {
     program!(compiler("CC", "cc"), &C_WARNINGS, "examples/eight_lines.c");
 }
 
-/// In the debug mode that loses everything at each unpin the example makes it again, and is right.
+/// In the debug mode that purges everything at each unpin the example makes its data again, and its
+/// output is right.
 #[test]
 fn eight_lines_when_everything_is_lost() {
     program!(
@@ -229,7 +234,8 @@ fn eight_lines_when_everything_is_lost() {
     );
 }
 
-/// The example's daemon makes a table once, serves it twice, and ends at SIGTERM; also where everything is lost at once.
+/// The example's daemon makes a table once, serves it twice, and ends at SIGTERM. It also works
+/// where everything is purged at once.
 #[test]
 fn the_daemon_serves_and_ends() {
     let compiler = match compiler("CC", "cc") {
@@ -257,7 +263,7 @@ fn the_daemon_serves_and_ends() {
     }
 }
 
-/// The daemon's answer, once it listens.
+/// Returns the daemon's reply, once the daemon listens.
 fn ask(socket: &Path, request: &str) -> Vec<u8> {
     let begin = Instant::now();
     let mut stream = loop {
@@ -273,7 +279,7 @@ fn ask(socket: &Path, request: &str) -> Vec<u8> {
     answer
 }
 
-/// What is exported is what the header says, and nothing else.
+/// The library exports the functions of the header, and no other symbol.
 #[test]
 fn the_library_exports_what_the_header_declares() {
     let header = std::fs::read_to_string(root().join("include/tenure.h")).unwrap();

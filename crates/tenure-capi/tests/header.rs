@@ -1,4 +1,4 @@
-//! The checked-in header is what the Rust sources say.
+//! The header in the repository is equal to the one that the Rust sources generate.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The C library as it is installed: by the packaging script, and by cargo-c where it is there. A C program is
-//! built with what pkg-config says and nothing else.
+//! The C library as the packaging script installs it, and as cargo-c does if it is installed. A C
+//! program is built only with the flags that pkg-config prints.
 
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ fn declared() -> BTreeSet<String> {
     names.filter(|name| name.starts_with("tenure_")).map(str::to_owned).collect()
 }
 
-/// The installation below `root`, of which the prefix is [`PREFIX`].
+/// Checks the installation below `root`. Its prefix is [`PREFIX`].
 fn check(root: &Path) {
     let prefix = root.join(&PREFIX[1..]);
     let file = std::fs::canonicalize(prefix.join("lib").join(SONAME)).expect("it is installed");
@@ -49,7 +49,7 @@ fn check(root: &Path) {
         .map(|symbol| symbol.name().expect("it has a name").to_owned())
         .filter(|name| name != SONAME)
         .collect();
-    // With every function comes a version; the version's own symbol has the library's name.
+    // Every function has a version. The version's own symbol has the library's name.
     let readelf = text(&done(Command::new("readelf").arg("-W").arg("--dyn-syms").arg(&file)));
     for name in &exported {
         assert!(readelf.contains(&format!("{name}@@{SONAME}")), "{name} has no version");
@@ -90,7 +90,7 @@ fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What both tests need.
+/// The programs that both tests need.
 fn missing() -> Option<&'static str> {
     let tools = [("pkg-config", "--version"), ("readelf", "--version"), ("ld.bfd", "--version")];
     let tool = tools.iter().find(|(program, argument)| !has(program, argument));
@@ -138,7 +138,8 @@ fn cargo_c_installs_the_same() {
         .arg(dir.path());
     let output = command.current_dir(repository()).output().expect("cargo runs");
     let text = String::from_utf8_lossy(&output.stderr);
-    // The cargo within it is Debian 12's; the one that runs this test has parsed the same manifest.
+    // cargo-c contains the cargo of Debian 12. The cargo that runs this test has parsed this
+    // manifest.
     if text.contains("failed to parse manifest") {
         skip!("the cargo-c here is too old for this workspace (cargo install cargo-c)");
     }

@@ -1,4 +1,4 @@
-//! Every exported function is a call of the wrapper that keeps panics in and cancellation out.
+//! Every exported function is one call of the wrapper, which keeps panics in and cancellation out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use syn::{Attribute, Expr, Item, ItemFn, Stmt};
 use tenure_testkit::build::libraries_of;
 use tenure_testkit::skip;
 
-/// The functions of `src/report.rs` that may be called, and nothing else, by an exported function.
+/// The functions of `src/report.rs` that an exported function may call. It may call no other.
 const WRAPPERS: [&str; 3] = ["status", "pointer", "value"];
 
 fn is_no_mangle(attribute: &Attribute) -> bool {
@@ -16,7 +16,7 @@ fn is_no_mangle(attribute: &Attribute) -> bool {
     attribute.path().is_ident("unsafe") && inside.is_ok_and(|inside| inside == "no_mangle")
 }
 
-/// What the wrapper is called with: `None` if the body is anything but one call of it.
+/// The argument of the wrapper. `None`: the body is not exactly one call of it.
 fn wrapper_call(function: &ItemFn) -> Option<String> {
     let [Stmt::Expr(Expr::Call(call), _)] = function.block.stmts.as_slice() else { return None };
     let Expr::Path(path) = &*call.func else { return None };
@@ -86,8 +86,9 @@ fn output(program: &str, arguments: &[&str], file: &Path) -> Result<String, Stri
     }
 }
 
-/// Where a function with such a table is unwound at an instruction that the table does not name, Rust
-/// aborts the process; a thread with the asynchronous type of cancellation is unwound anywhere.
+/// If a function with such a table is unwound at an instruction that the table does not name, Rust
+/// aborts the process. A thread with the asynchronous type of cancellation may be unwound at any
+/// instruction.
 #[test]
 fn no_exported_function_has_a_table_for_unwinding() {
     let library = libraries_of("tenure-capi", &["libtenure.so"]).join("libtenure.so");

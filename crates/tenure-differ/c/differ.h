@@ -1,4 +1,5 @@
-/* The child of the differential driver: it makes the calls of a plan one by one, and writes a record of each. */
+/* The child of the differential driver. It makes the calls of a plan one by one, and writes a
+ * record of each. */
 #ifndef DIFFER_H
 #define DIFFER_H
 #define _GNU_SOURCE
@@ -18,15 +19,15 @@
 #define FILE_FD 200 /* to read and write; FILE_FD + 1: to read */
 
 enum kind { NONE, HEAP, NEW, MAP };
-/* What the model says of a page of a mapping: the child never touches what is not its own. */
+/* The model's state of a page of a mapping. The child does not touch pages that are not its own. */
 enum { UNKNOWN, MAPPED, HOLE };
 
 struct object {
     enum kind kind;
     char *at;
     size_t size;
-    size_t stride;  /* one word in so many bytes is written and looked at */
-    size_t made;    /* the value of `generation` that the holes are of */
+    size_t stride;  /* one word in so many bytes is written and read */
+    size_t made;    /* the value of `generation` when the holes were made */
     unsigned version;
     int form;
     size_t align;
@@ -34,10 +35,11 @@ struct object {
 
 extern struct object objects[SLOTS];
 extern unsigned char page_state[SLOTS][MOST_PAGES];
-/* Counts what may map memory at an address of somebody else's choice: older holes may be taken. */
+/* Counts the calls that may map memory at an address that the child has not chosen: they may
+ * take older holes. */
 extern size_t generation;
 extern int depth, peek;
-/* What was freed or unmapped so far, in bytes: an allocator may keep as much. */
+/* The bytes that were freed or unmapped so far. An allocator may keep as many. */
 extern size_t given_back;
 void gave_back(int slot);
 
@@ -62,11 +64,11 @@ uint64_t mix(uint64_t a, uint64_t b);
 void fill(int slot, size_t from, size_t to);
 uint64_t hash_of(int slot, size_t limit);
 void put_contents(int slot);
-/* Reads or writes memory that may not be accessible: how many pages faulted. */
+/* Reads or writes memory that may not be accessible. Returns how many pages faulted. */
 size_t write_pages(int slot, size_t from, size_t to);
 uint64_t hash_bytes(const void *at, size_t len);
 
-/* What the kernel says of the pages that are the model's. */
+/* Records the kernel's view of the pages that the model has. */
 void put_mapping(int slot, int deep);
 void sweep(void);
 long status_kib(const char *key);

@@ -7,7 +7,8 @@
 #define BEGIN errno = 77
 extern void *reallocarray(void *, size_t, size_t);
 
-/* Large ones are looked at here and there; `sparse` ones once in 2 MiB, so that little of them is touched. */
+/* Only some words of large blocks are read; of `sparse` ones one word in 2 MiB, so that few
+ * pages are touched. */
 static size_t stride_for(size_t size, int sparse) {
     if (sparse)
         return 2ul << 20;
@@ -27,7 +28,7 @@ void gave_back(int slot) {
     given_back += o->stride <= PAGE * 2 ? o->size : (o->size / o->stride + 2) * PAGE;
 }
 
-/* A block that was just allocated. What it holds is not defined, but for calloc. */
+/* Adds a block that was just allocated. Its contents are not defined, except for calloc. */
 static void take(int slot, void *at, size_t size, size_t align, int zeroed, int sparse, int error) {
     struct object *o = slot_of(slot);
     generation++;
@@ -88,7 +89,8 @@ static void op_memalign(size_t index, const unsigned long *a) {
         at = pvalloc(a[3]), align = PAGE;
     }
     int error = errno;
-    /* memalign takes the next power of two; what is asked for is its multiple, or nothing. */
+    /* memalign uses the next power of two. The result is a multiple of the requested alignment,
+     * or null. */
     size_t power = 16;
     while (power < align && power < (1ul << 40))
         power *= 2;
@@ -115,7 +117,7 @@ static void resized(size_t index, int slot, void *at, size_t size, int sparse, i
     o->size = size;
     if (o->kind == HEAP) {
         o->size = was < size ? was : size;
-        /* The last word of what was larger lies beyond the end. */
+        /* The last word of the larger block lies beyond the new end. */
         if (kept == was || o->stride == 8)
             put_hex("kept", hash_of(slot, kept));
         else {
@@ -176,7 +178,7 @@ static void op_usable(size_t index, const unsigned long *a) {
         return not_applicable("kind");
     size_t bytes = malloc_usable_size(o->at);
     put("enough", bytes >= o->size);
-    /* Up to what the alignment and a page cost: where the kernel maps a block decides how much lies behind it. */
+    /* Up to the cost of the alignment and of a page. */
     put("~usable", bytes / 1024);
     put("~align", o->align / 1024);
     if (bytes > o->size && bytes - o->size < (64 << 10))
@@ -195,7 +197,7 @@ static void op_sweep(size_t index, const unsigned long *a) {
     sweep();
 }
 
-/* The operators: of the program if it is C++, else of a plugin. */
+/* The operators: of the program if it is C++, otherwise of a plugin. */
 static struct operators *operators;
 static void *plugin(const char *variable, const char *symbol) {
     const char *path = getenv(variable);
@@ -242,7 +244,7 @@ static void op_cxx(size_t index, const unsigned long *a) {
     if (have_operators())
         put("r", operators->work(a[0], a[1]));
 }
-/* Plugins with allocators of their own: what they count is theirs. */
+/* Plugins with their own allocators, which count for themselves. */
 static void op_plugin(size_t index, const unsigned long *a) {
     (void)index;
     generation++;
@@ -253,7 +255,7 @@ static void op_plugin(size_t index, const unsigned long *a) {
 }
 static void op_trim(size_t index, const unsigned long *a) {
     (void)index;
-    /* Whether something was given back is the allocator's. */
+    /* The result is not recorded, because it depends on the allocator. */
     malloc_trim(a[0]);
     generation++;
     put("mallopt", mallopt(M_ARENA_TEST, 8));

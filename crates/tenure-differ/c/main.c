@@ -16,7 +16,7 @@ static void read_plan(const char *path) {
     off_t size = lseek(fd, 0, SEEK_END);
     if (fd < 0 || size < 0)
         _exit(90);
-    /* By raw calls: what the driver needs for itself is not to meet the hooks. */
+    /* By raw calls, so that the driver's own memory does not come from the hooks. */
     plan = (char *)syscall(SYS_mmap, 0, size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     size_t most = size / 2 + 1;
     calls = (struct call *)syscall(SYS_mmap, 0, most * sizeof *calls, PROT_READ | PROT_WRITE,
@@ -58,7 +58,7 @@ void run(size_t from, size_t to) {
         else
             not_applicable("unknown");
         finish();
-        /* A thread or a child has made these. */
+        /* A thread or a child has made these calls. */
         if (!strcmp(calls[n].name, "thread") || !strcmp(calls[n].name, "narrow"))
             n += calls[n].a[0];
     }

@@ -1,4 +1,4 @@
-/* mmap's family, on parts of objects that are the child's to use. */
+/* mmap's family, on parts of objects that the child may use. */
 #include "differ.h"
 #include "map.h"
 #include <fcntl.h>
@@ -11,7 +11,7 @@ unsigned char page_state[SLOTS][MOST_PAGES];
 
 static size_t rounded(size_t n) { return (n + PAGE - 1) & -PAGE; }
 
-/* Holes that others may have taken since are nobody's to touch. */
+/* The child must not touch holes that other mappings may have taken since. */
 static void refresh(int slot) {
     struct object *o = &objects[slot];
     if (o->made == generation)
@@ -27,7 +27,8 @@ static void set_pages(int slot, size_t from, size_t len, int state) {
     memset(page_state[slot] + from / PAGE, state, rounded(len) / PAGE);
 }
 
-/* Whether from..from+len is the child's, mapped or a fresh hole. What wraps around the kernel refuses. */
+/* Whether from..from+len is the child's, mapped or a fresh hole. A range that wraps is allowed,
+ * because the kernel refuses it. */
 static int is_ours(int slot, size_t from, size_t len) {
     struct object *o = &objects[slot];
     if (o->kind != MAP || from >= o->size)
@@ -134,7 +135,7 @@ static void op_munmap(size_t index, const unsigned long *a) {
     if (peek)
         put_contents(slot);
 }
-/* All that is left, mapping by mapping. */
+/* Unmaps the rest of an object, mapping by mapping. */
 static void op_drop(size_t index, const unsigned long *a) {
     (void)index;
     int slot = a[0] % SLOTS, failed = 0;
@@ -189,7 +190,7 @@ static int make(unsigned long which, char *at, size_t len, int more) {
     }
     }
 }
-/* Past the C library, which a library that is preloaded does not see. */
+/* Makes a raw call, which a preloaded library does not see. */
 static int make_raw(unsigned long which, char *at, size_t len, int more) {
     switch (which) {
     case PROTECT:
@@ -208,7 +209,7 @@ static int make_raw(unsigned long which, char *at, size_t len, int more) {
         return make(which, at, len, more);
     }
 }
-/* slot, offset, length, which call, its last argument, whether it is made past the C library */
+/* slot, offset, length, which call, its last argument, whether it is a raw call */
 static void op_range(size_t index, const unsigned long *a) {
     (void)index;
     int slot = a[0] % SLOTS;
@@ -220,7 +221,7 @@ static void op_range(size_t index, const unsigned long *a) {
     errno = 77;
     int done = a[5] ? make_raw(which, at, len, a[4]) : make(which, at, len, a[4]);
     put_result(done, errno);
-    /* When the kernel takes lazily freed pages is its own affair. */
+    /* The kernel takes lazily freed pages at a time that differs, so this discards them now. */
     if ((which == ADVISE || which == PROCESS_ADVISE) && a[4] == 8)
         syscall(SYS_madvise, at, len, MADV_DONTNEED);
     put_mapping(slot, which != RESIDENT && which != SYNC && which != PROTECT);
@@ -256,7 +257,8 @@ static void op_mremap(size_t index, const unsigned long *a) {
         return not_applicable("taken");
     if (!fixed && keeps && target->kind != NONE)
         return not_applicable("taken");
-    /* Whether there is room beside a mapping is the same only where the room is the child's. */
+    /* Whether there is room beside a mapping is equal in both runs only where the room is the
+     * child's. */
     if (new_len > old_len && !fixed && !(whole && (flags & MREMAP_MAYMOVE))) {
         size_t end = from + old_len, more = new_len - old_len;
         int is_blocked = end < o->size && page_state[slot][end / PAGE] == MAPPED;
@@ -310,7 +312,8 @@ static void op_mremap(size_t index, const unsigned long *a) {
     put_contents(slot);
 }
 
-/* In a child: what it did not inherit may soon be somebody else's. */
+/* Called in a child: other mappings may soon take the addresses of the pages that it did not
+ * inherit. */
 void forget_missing(void) {
     for (int slot = 0; slot < SLOTS; slot++) {
         struct object *o = &objects[slot];

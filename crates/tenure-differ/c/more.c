@@ -1,4 +1,5 @@
-/* Sequences that only make sense together: what the kernel still reads, stacks that grow, sizes in memory. */
+/* Sequences that only make sense together: pages that the kernel still reads, stacks that grow,
+ * resident sizes. */
 #include "differ.h"
 #include <fcntl.h>
 #include <sys/uio.h>
@@ -16,7 +17,8 @@ static void drop(int mapped, char *at, size_t size) {
         free(at);
 }
 
-/* size, from whom, whom the memory is got from next: a pipe keeps the pages and not copies of them */
+/* size, the source of the memory, the source of the next block: a pipe keeps the pages and not
+ * copies of them */
 static void op_vmsplice(size_t index, const unsigned long *a) {
     int pipes[2], before = a[1] & 1, after = a[2] & 1;
     size_t size = a[0], part = size < 65536 ? size : 65536;
@@ -44,8 +46,8 @@ static void op_vmsplice(size_t index, const unsigned long *a) {
     for (ssize_t n = 0; n < have; n++)
         wrong += got[n] != (char)(1 + index % 200);
     put("read", have);
-    /* A heap uses its pages again. Whether it has trimmed itself meanwhile depends on what it held before; glibc has
-     * no block above 32 MiB in its heap. */
+    /* A heap uses its pages again. Whether it has trimmed itself meanwhile depends on its former
+     * contents. glibc has no block above 32 MiB in its heap. */
     put("~wrong", !before && size <= (32 << 20) ? 0 : wrong);
     if (next)
         drop(after, next, size);
@@ -53,7 +55,7 @@ static void op_vmsplice(size_t index, const unsigned long *a) {
     close(pipes[1]);
 }
 
-/* A mapping that grows downwards, where addresses were unmapped whole before. */
+/* A mapping that grows downwards, at addresses that were unmapped whole before. */
 static void op_grows_down(size_t index, const unsigned long *a) {
     (void)index;
     size_t size = 512 * PAGE;
@@ -98,7 +100,7 @@ static void op_sbrk(size_t index, const unsigned long *a) {
     put("back", sbrk(-size) == at + size);
 }
 
-/* What is resident beyond the plain program's may be what was freed, and no more. */
+/* More may be resident than in the plain program, but at most the bytes that were freed. */
 static void op_resident(size_t index, const unsigned long *a) {
     (void)index, (void)a;
     put("~rss", status_kib("VmRSS"));

@@ -1,5 +1,5 @@
-/* A plugin with an allocator of its own by well-known allocators' names: that of the launcher's tests, with work of
-   any size. */
+/* A plugin with its own allocator under the names of well-known allocators. It is the one of the
+ * launcher's tests, with work of any size. */
 #define NUMBER 32
 #define work work_of_one_size
 #include "names_of_allocators.c"

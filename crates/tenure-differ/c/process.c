@@ -15,7 +15,8 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
-/* The next calls in a child, which then looks at all there is; the parent makes them, too. */
+/* Makes the next calls in a child, which then checks all objects. The parent makes the calls,
+ * too. */
 static void op_fork(size_t index, const unsigned long *a) {
     if (depth)
         return not_applicable("depth");
@@ -45,7 +46,7 @@ struct part {
 static sem_t recorded;
 static void *in_thread(void *argument) {
     struct part *part = argument;
-    /* The record of its making comes first. */
+    /* The record of the thread's creation comes first. */
     sem_wait(&recorded);
     run(part->from, part->to);
     return 0;
@@ -71,11 +72,11 @@ static void make_thread(size_t index, const unsigned long *a, int is_narrow) {
     generation++;
     pthread_attr_destroy(&how);
 }
-/* The next calls in a thread; in one with the smallest stack there is. */
+/* Makes the next calls in a thread, or in a thread with the smallest possible stack. */
 static void op_thread(size_t index, const unsigned long *a) { make_thread(index, a, 0); }
 static void op_narrow(size_t index, const unsigned long *a) { make_thread(index, a, 1); }
 
-/* Threads at once: only the bytes are looked at. */
+/* Threads at the same time: only the bytes are checked. */
 static int wrong_bytes;
 static void *racer(void *argument) {
     uint64_t seed = (uint64_t)argument;
@@ -158,7 +159,7 @@ static void op_race(size_t index, const unsigned long *a) {
     generation++;
 }
 
-/* A handler that maps, unmaps or forks, at a moment of its own. */
+/* A handler that maps, unmaps or forks, at any moment. */
 static volatile int handled, handler_wrong, handler_way;
 static void handler(int number) {
     (void)number;
@@ -245,7 +246,7 @@ static void op_limit(size_t index, const unsigned long *a) {
     generation++;
 }
 
-/* From here on a call fails; those that glibc itself cannot do without stay. */
+/* From now on a call fails. Calls that glibc itself needs stay allowed. */
 static void op_filter(size_t index, const unsigned long *a) {
     (void)index;
     static const int calls[] = {SYS_madvise, SYS_mremap, SYS_mlock, SYS_mincore, SYS_prctl, SYS_userfaultfd,
@@ -264,7 +265,7 @@ static void op_filter(size_t index, const unsigned long *a) {
     put("r", syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
 }
 
-/* Which descriptor is the next, and how many there are. */
+/* The number of the next descriptor, and the number of descriptors. */
 static void op_descriptors(size_t index, const unsigned long *a) {
     (void)index, (void)a;
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -278,13 +279,13 @@ static void op_descriptors(size_t index, const unsigned long *a) {
 
 static pthread_key_t keys;
 static int key_made;
-/* Main's destructor, or the last thread: which of them comes second. */
+/* Main's destructor or the last thread: the flag tells which of them comes second. */
 static sem_t turn;
 static int thread_first, have_thread;
 static void at_thread_end(void *value) {
     if (have_thread && thread_first)
         sem_wait(&turn);
-    /* Takes its time, and uses memory: the process must not end meanwhile. */
+    /* Takes long, and uses memory: the process must not end meanwhile. */
     usleep(30000);
     char *at = malloc((size_t)value);
     memset(at, 1, (size_t)value);

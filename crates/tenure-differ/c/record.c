@@ -1,4 +1,4 @@
-/* Records, and the contents and the kernel's view of objects. Nothing here allocates. */
+/* Records, and the contents and the kernel's view of objects. No function here allocates. */
 #include "differ.h"
 #include <fcntl.h>
 #include <setjmp.h>
@@ -76,7 +76,7 @@ uint64_t mix(uint64_t a, uint64_t b) {
     return x ^ (x >> 31);
 }
 
-/* Faults in guarded code come back here; any other is recorded and ends the process. */
+/* Faults in guarded code come back here. Any other fault is recorded and ends the process. */
 static sigjmp_buf back;
 static volatile int guarded;
 static void fault(int number) {
@@ -99,7 +99,7 @@ static void guard_all(void) {
 
 static size_t least_size(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Writes what is looked at of from..to. Of the heap: all of it is the object's. */
+/* Writes the words of from..to that are read later. In a heap block all bytes are the object's. */
 void fill(int slot, size_t from, size_t to) {
     struct object *o = &objects[slot];
     o->version++;
@@ -129,7 +129,7 @@ uint64_t hash_bytes(const void *at, size_t len) {
     return sum;
 }
 
-/* Page by page what can be read; what cannot is in the sum, too. */
+/* Sums the readable pages. A page that cannot be read also changes the sum. */
 static volatile size_t guarded_at;
 static uint64_t hash_map(int slot, size_t limit) {
     static uint64_t sum;
@@ -228,7 +228,7 @@ static unsigned long hex(const char **at) {
     }
 }
 
-/* The flags of a mapping that a call of the program's sets. */
+/* The flags of a mapping that come from the program's calls. */
 static unsigned flags_of(const char *at) {
     static const char *const names[] = {"lo", "dc", "wf", "nh", "mg", "io", "sr", "rr", "gd", "um", "lf"};
     unsigned found = 0;
@@ -239,7 +239,7 @@ static unsigned flags_of(const char *at) {
     return found;
 }
 
-/* One number for a page's permissions and flags; the same in a row is written once. */
+/* One number for a page's permissions and flags. Equal numbers in a row are written once. */
 static unsigned char seen[MOST_PAGES];
 static unsigned short flags_seen[MOST_PAGES];
 void put_mapping(int slot, int deep) {
@@ -309,7 +309,7 @@ long status_kib(const char *name) {
     return -1;
 }
 
-/* All that is left is as it should be. */
+/* Checks that all remaining objects have their contents. */
 void sweep(void) {
     uint64_t sum = 0;
     size_t live = 0;

@@ -1,4 +1,4 @@
-//! Runs a plan in a child, plain or under the library.
+//! Runs a plan in a child, without or with the library.
 
 #![allow(unsafe_code, reason = "sets the child's personality, and ends its process group")]
 
@@ -13,21 +13,21 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer takes no plan that ends, on a busy machine either: alone it takes 5 s.
+/// A plan that ends takes less, even on a busy machine: alone it takes 5 s.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a run left.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// The records.
     pub records: Vec<String>,
     /// How the process ended.
     pub end: String,
-    /// What it said on standard error: only the library says anything there.
+    /// The child's standard error: only the library writes there.
     pub said: String,
 }
 
-/// Where things are.
+/// The places of the programs and of the library.
 pub struct Place<'a> {
     /// The child's programs.
     pub programs: &'a Programs,
@@ -35,7 +35,7 @@ pub struct Place<'a> {
     pub library: &'a Path,
 }
 
-/// Runs `calls`; without a set the plain program.
+/// Runs `calls` with a set of options. Without a set it runs the plain program.
 ///
 /// # Errors
 /// Files that cannot be made, and a child that cannot be started.
@@ -69,16 +69,17 @@ fn run_with(
         command.env(tenure_launch::variable::QUIET, "1");
     }
     let fixed_addresses = || {
-        // A seed is to repeat a failure. Where this is refused, addresses differ, and nothing else.
-        // SAFETY: a system call without memory; async-signal-safe.
+        // Fixed addresses, so that a seed repeats a failure. If the kernel refuses, only the
+        // addresses differ.
+        // SAFETY: the system call passes no memory, and it is async-signal-safe.
         unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
         Ok(())
     };
     // SAFETY: the closure makes one system call and neither allocates nor takes locks.
     let mut child = unsafe { command.pre_exec(fixed_addresses) }.spawn()?;
     let end = wait(&mut child);
-    // What it left behind, its children included.
-    // SAFETY: the group that this child was made the leader of.
+    // The processes that it left running, its children included.
+    // SAFETY: the signal goes to the group of which this child was made the leader.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let mut hung_at = String::new();
     let end = match end {
@@ -106,7 +107,8 @@ fn read(file: &mut File) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Where the threads of a process are: the system call, its arguments, the stack and the instruction.
+/// The places of a process's threads: the system call, its arguments, the stack and the
+/// instruction.
 fn places(process: u32) -> String {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
         return String::new();
@@ -118,7 +120,7 @@ fn places(process: u32) -> String {
     shown.collect::<Vec<_>>().join("; ")
 }
 
-/// How it ended, or where it hung.
+/// Returns how it ended. If it hangs, `places` shows where.
 fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     let began = Instant::now();
     let mut pause = Duration::from_micros(300);

@@ -1,4 +1,4 @@
-//! What the driver is asked for.
+//! The options of the driver.
 
 use clap::Parser;
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ pub struct Options {
     /// Go on after a difference.
     #[arg(long)]
     pub keep_going: bool,
-    /// Kinds of differences to pass over, with semicolons between them, for what is being mended: the
-    /// comparison goes on with the next record.
+    /// Kinds of differences to pass over, with semicolons between them, for what is being mended:
+    /// the comparison goes on with the next record.
     #[arg(long, default_value = "")]
     pub pass: String,
     /// Calls to leave out, by their names with commas between them.

@@ -1,4 +1,4 @@
-//! Plans from seeds: calls that make sense mostly, for what makes none is refused at once.
+//! Makes plans from seeds. Most calls make sense, because the kernel refuses the others at once.
 
 use crate::plan::{Call, SLOTS};
 use crate::program::Kind;
@@ -13,7 +13,8 @@ const FIXED: u64 = libc::MAP_FIXED as u64;
 const NOREPLACE: u64 = libc::MAP_FIXED_NOREPLACE as u64;
 const READ_WRITE: u64 = 3;
 
-/// What the generator thinks that an object is. The child knows better, and leaves out what does not apply.
+/// The generator's estimate of an object. The child has the true state, and leaves out calls that
+/// do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     None,
@@ -22,7 +23,7 @@ enum Object {
     Map { pages: u64 },
 }
 
-/// Random calls, and what they leave.
+/// Random calls, and the objects that they leave.
 pub struct Generator {
     pub(crate) rng: Rng,
     objects: [Object; SLOTS as usize],
@@ -129,7 +130,7 @@ impl Generator {
         self.objects[slot as usize] = Object::None;
     }
 
-    /// Sizes about the thresholds, and some that nothing can serve.
+    /// Sizes near the thresholds, and some that no allocator can serve.
     fn size(&mut self) -> u64 {
         let near = self.rng.below(5000);
         match self.rng.below(24) {
@@ -276,14 +277,14 @@ impl Generator {
             0..=4 => self.new_map(),
             5 => self.release(slot),
             6 => {
-                // What is unmapped whole, and what is then done with its addresses.
+                // Memory that is unmapped whole, and then calls on its addresses.
                 self.push("munmap", &[slot, 0, pages * PAGE]);
                 for _ in 0..1 + self.rng.below(4) {
                     self.part_call(slot, pages);
                 }
                 if self.rng.once_in(2) {
                     self.release(slot);
-                    // The next owner of the memory is innocent.
+                    // The next owner of the memory must see no effect of those calls.
                     self.new_map_of(pages);
                 }
             }
@@ -302,7 +303,7 @@ impl Generator {
         }
     }
 
-    /// A call on a part of an object, that maps nowhere else.
+    /// A call on a part of an object, which maps no memory elsewhere.
     fn part_call(&mut self, slot: u64, pages: u64) {
         let (from, len) = self.part(pages);
         match self.rng.below(16) {
@@ -351,7 +352,7 @@ impl Generator {
         self.push("mmap", &numbers);
     }
 
-    /// A slot that is free as far as the generator knows; another one's call is left out.
+    /// A slot that is free in the generator's estimate. If none is, the child leaves the call out.
     fn free_slot_quietly(&mut self) -> u64 {
         self.slot_with(|object| object == Object::None).unwrap_or(0)
     }
@@ -454,7 +455,8 @@ impl Generator {
                     (4, 256),
                 ]);
                 self.limited |= which < 2;
-                // What locks all memory under a limit refuses what the limit is too small for.
+                // A call that locks all memory would fail under this limit, because the limit is
+                // too small.
                 if which == 2 && self.locked_all {
                     return;
                 }

@@ -1,22 +1,22 @@
-//! The differences that are known and documented. Each says why it is so and which document says so;
-//! everything else that the driver finds is a fault.
+//! The differences that are known and documented. Each names its reason and its document. Every
+//! other difference that the driver finds is a fault.
 
 use crate::compare::Difference;
 use crate::options::Set;
 
-/// One of them.
+/// A known difference.
 pub struct Known {
-    /// For the summary.
+    /// The name in the summary.
     pub name: &'static str,
-    /// Why it is so.
+    /// The reason of the difference.
     pub reason: &'static str,
-    /// Where the documents say so.
+    /// The place in the documents.
     pub place: &'static str,
     /// Whether a difference is this one.
     pub is: fn(&Difference, &Set) -> bool,
 }
 
-/// All of them.
+/// All known differences.
 pub const KNOWN: &[Known] = &[];
 
 /// The entry that explains a difference.

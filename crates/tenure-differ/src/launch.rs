@@ -1,4 +1,4 @@
-//! Takes seed after seed until the time is over.
+//! Runs the plans of one seed after another until the time is over.
 
 use crate::child::{self, Place};
 use crate::command_line::Options;
@@ -21,7 +21,7 @@ fn plan_of(options: &Options, seed: u64) -> (Kind, Vec<Call>) {
     (kind, calls)
 }
 
-/// What all jobs share.
+/// The state that all jobs share.
 struct Shared<'a> {
     options: &'a Options,
     sets: Vec<&'static Set>,
@@ -59,10 +59,10 @@ fn library(options: &Options) -> Result<PathBuf, String> {
     })
 }
 
-/// Does what the options say; whether nothing was found beyond what is known.
+/// Runs the driver with these options. Returns whether it found only known differences.
 ///
 /// # Errors
-/// What is missing, and wrong options.
+/// A missing file, or wrong options.
 pub fn run(options: &Options) -> Result<bool, String> {
     if options.plan {
         print!("{}", plan::text(&plan_of(options, options.seed).1));
@@ -131,7 +131,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// One plan, plain and under each set.
+    /// Runs one plan without the library and with it under each set.
     fn sequence(&self, seed: u64) -> Result<(), String> {
         let (kind, calls) = plan_of(self.options, seed);
         let plain = child::run(&self.place, kind, &calls, None)?;
@@ -182,7 +182,7 @@ impl Shared<'_> {
         }
         let is_first = {
             let mut sum = self.sum.lock().expect("no job panics");
-            // The same kind under other options is counted, and not said again.
+            // A difference of this kind under other options is counted, but not printed again.
             let is_first = !sum.found.keys().any(|(kind, _)| *kind == found.kind);
             sum.found.entry((found.kind.clone(), set.name)).or_insert((0, seed)).0 += 1;
             is_first

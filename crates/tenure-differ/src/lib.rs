@@ -1,8 +1,10 @@
-//! The differential driver: random sequences of memory calls, made by a program in C that is run plain and
-//! under the preloaded library with each set of options, and compared call by call.
+//! The differential driver: it runs random sequences of memory calls and compares their results
+//! call by call. A program in C makes the calls, without the library, and with it under each set of
+//! options.
 //!
 //! - [`generate`], [`plan`], [`rng`]: the calls of a seed. [`program`]: the C program that makes them.
-//! - [`child`]: one run. [`options`]: the sets. [`compare`]: what differs. [`known`]: what may.
+//! - [`child`]: one run. [`options`]: the sets. [`compare`]: the differences. [`known`]: the known
+//!   ones.
 //! - [`command_line`], [`minimise`], [`report`], [`launch`]: the driver.
 
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The shortest plan that still shows a difference.
+//! Finds the shortest plan that still shows a difference.
 
 use crate::child::{run, Place};
 use crate::compare::compare_from;
@@ -8,7 +8,7 @@ use crate::plan::Call;
 use crate::program::Kind;
 use std::time::{Duration, Instant};
 
-/// How long one difference may take.
+/// The longest time for one difference.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whether a plan shows a difference of this kind.
@@ -30,7 +30,7 @@ fn shows(
         if found.kind == kind {
             return true;
         }
-        // Another difference ends it, unless it is one that is passed over.
+        // Another difference ends the run, unless the user passes it over.
         if known::explain(&found, set).is_none() && !passed.contains(&found.kind.as_str()) {
             return false;
         }
@@ -39,7 +39,7 @@ fn shows(
     false
 }
 
-/// Leaves out what is not needed, in ever smaller pieces.
+/// Leaves out calls that the difference does not need, in ever smaller pieces.
 pub fn minimise(
     place: &Place,
     program: Kind,

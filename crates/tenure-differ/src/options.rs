@@ -1,21 +1,21 @@
-//! The sets of options that a plan is run under.
+//! The sets of options under which a plan runs.
 
 use tenure_launch::variable;
 
 /// One set.
 #[derive(Clone, Copy, Debug)]
 pub struct Set {
-    /// For `--options`.
+    /// The name for `--options`.
     pub name: &'static str,
     /// The environment that `tenure run` would set.
     pub environment: &'static [(&'static str, &'static str)],
-    /// Whether mmap is served from the pool.
+    /// Whether the pool serves mmap.
     pub maps: bool,
 }
 
 const POOL: &str = "pool:64K";
 
-/// All of them.
+/// All sets.
 pub const SETS: &[Set] = &[
     Set {
         name: "default",

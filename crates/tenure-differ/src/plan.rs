@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
-/// How many arguments a call has. The last one says whether contents are looked at afterwards.
+/// How many arguments a call has. The last one tells whether the child reads the contents
+/// afterwards.
 pub const ARGUMENTS: usize = 8;
-/// The objects that a plan names.
+/// How many objects a plan names.
 pub const SLOTS: u64 = 32;
 
 /// One call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// As the child's tables name it.
+    /// The name in the child's tables.
     pub name: &'static str,
     /// Its numbers.
     pub arguments: [u64; ARGUMENTS],
@@ -24,14 +25,14 @@ impl Call {
         Call { name, arguments }
     }
 
-    /// The same, and the object's contents are looked at.
+    /// Sets whether the child reads the object's contents after the call.
     pub fn peek(mut self, whether: bool) -> Call {
         self.arguments[ARGUMENTS - 1] = u64::from(whether);
         self
     }
 }
 
-/// As the child reads it.
+/// The plan in the form that the child reads.
 pub fn text(calls: &[Call]) -> String {
     let mut text = String::new();
     for call in calls {
@@ -44,7 +45,7 @@ pub fn text(calls: &[Call]) -> String {
     text
 }
 
-/// One call for a reader: zeros at the end are left out.
+/// One call in a readable form: zeros at the end are left out.
 pub fn line(call: &Call) -> String {
     let numbers = &call.arguments[..ARGUMENTS - 1];
     let used = numbers.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);

@@ -19,16 +19,16 @@ const SOURCES: &[(&str, &str)] = &[
     ("operators.cpp", include_str!("../c/operators.cpp")),
     ("plugin_own.cpp", include_str!("../c/plugin_own.cpp")),
     ("plugin_names.c", include_str!("../c/plugin_names.c")),
-    // The launcher's own tests bring the allocators of both.
+    // These two have the allocators of the launcher's own tests.
     ("own_operators.cpp", include_str!("../../tenure-preload/tests/c/plugin_own.cpp")),
     ("names_of_allocators.c", include_str!("../../tenure-preload/tests/c/plugin_names.c")),
 ];
 const PARTS: &[&str] = &["main.c", "record.c", "heap.c", "map.c", "process.c", "more.c"];
 
-/// How the program meets C++'s operators.
+/// How the program calls C++'s operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A C program; a plugin of its has them.
+    /// A C program, which calls the operators of a plugin.
     C,
     /// A C++ program.
     Cxx,
@@ -49,15 +49,15 @@ impl Kind {
 /// The compiled programs and plugins.
 pub struct Programs {
     dir: TempDir,
-    /// Why there is nothing in C++.
+    /// Why there is no C++ program.
     pub without_cxx: Option<String>,
 }
 
 impl Programs {
-    /// Compiles all.
+    /// Compiles all programs and plugins.
     ///
     /// # Errors
-    /// Why it cannot be: no compiler, or what it said.
+    /// There is no compiler, or the compiler's message.
     pub fn build() -> Result<Programs, String> {
         let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
         for (name, source) in SOURCES {
@@ -72,7 +72,8 @@ impl Programs {
         }
         let objects: Vec<String> = PARTS.iter().map(|part| format!("{part}.o")).collect();
         let mut link: Vec<&str> = objects.iter().map(String::as_str).collect();
-        // Bound at once: the loader's work needs more stack than the smallest threads have.
+        // Symbols are bound at the start, because the loader's work needs more stack than the
+        // smallest threads have.
         link.extend(["-pie", "-pthread", "-Wl,-z,now", "-ldl"]);
         make(&cc, dir.path(), &[&link[..], &["-o", "c"]].concat())?;
         make(&cc, dir.path(), &[&shared[..], &["plugin_names.c", "-o", "names.so"]].concat())?;
@@ -100,7 +101,7 @@ impl Programs {
         Ok(())
     }
 
-    /// The program of a kind; the C program where there is no C++.
+    /// The program of a kind. Without a C++ compiler it is the C program.
     pub fn command(&self, kind: Kind) -> Command {
         let kind = if self.without_cxx.is_some() { Kind::C } else { kind };
         let mut command = Command::new(self.dir.path().join(kind.name()));

@@ -1,4 +1,4 @@
-//! What was found, for people and as JSON.
+//! The results of the driver, as text and as JSON.
 
 use crate::command_line::Options;
 use crate::compare::Difference;
@@ -6,23 +6,23 @@ use crate::plan::{line, Call};
 use std::collections::BTreeMap;
 use tenure_measure::json;
 
-/// The sum of a run.
+/// The totals of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     /// Plans that were run.
     pub sequences: u64,
     /// Records that were compared.
     pub calls: u64,
-    /// Differences by their kind: how many, and the first one's seed and options.
+    /// Differences by their kind: how many, and the seed and the options of the first.
     pub found: BTreeMap<(String, &'static str), (u64, u64)>,
-    /// Known ones by their name.
+    /// The known differences, by their name.
     pub known: BTreeMap<&'static str, u64>,
-    /// Plans that the plain program itself answered differently the second time, by kind.
+    /// Plans for which a second run of the plain program had other results, by kind.
     pub unstable: BTreeMap<String, (u64, u64)>,
 }
 
 impl Sum {
-    /// As the last lines of a run.
+    /// The last lines of a run.
     pub fn text(&self, seconds: f64) -> String {
         let mut text = format!(
             "{} sequences, {} calls compared, {seconds:.1} s\n",
@@ -44,7 +44,7 @@ impl Sum {
     }
 }
 
-/// One difference for a reader.
+/// One difference in a readable form.
 pub fn difference(
     seed: u64,
     options: &Options,

@@ -31,7 +31,7 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// One of several.
+    /// Returns one of several.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

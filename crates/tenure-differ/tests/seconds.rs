@@ -1,5 +1,6 @@
-//! The differential driver for seeds that are always the same, so that each run of the suite makes the same calls.
-//! New ones: `tenure-differ --seconds 3600`; a seed that showed a difference stays here, and is always run.
+//! Runs the differential driver with fixed seeds, so that each run of the suite makes the same
+//! calls. `tenure-differ --seconds 3600` tries new seeds. A seed that showed a difference is added
+//! here, and always runs.
 
 use std::process::Command;
 use std::sync::Mutex;
@@ -27,14 +28,15 @@ fn differ(seed: u64, seconds: &str, more: &[&str]) {
     }
 }
 
-/// What the C library answers itself, a filter never sees: unknown flags of mremap, which Debian 12's refuses.
+/// Seeds that showed differences. This one: Debian 12's C library refuses unknown flags of mremap
+/// by itself, so a filter does not see those calls.
 const SHOWED_DIFFERENCES: [u64; 1] = [117_663_688_228_867];
 
 #[test]
 fn programs_are_as_they_were() {
     let seeds = Mutex::new(SHOWED_DIFFERENCES.into_iter().chain(1..=sweep(2, 6)));
     let next = || seeds.lock().expect("nothing panics with it").next();
-    // Two at a time: each makes its calls on one thread.
+    // Two at a time, because each makes its calls on one thread.
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {

@@ -1,7 +1,8 @@
-//! What `tenure run` and the library that it preloads agree on: the environment variables, and the
-//! grammar of their values.
+//! The environment variables of `tenure run` and of the library that it preloads, and the grammar
+//! of their values.
 //!
-//! Nothing here allocates: the library reads its environment inside the first `malloc` of a process.
+//! Nothing here allocates: the library reads its environment inside the first `malloc` of a
+//! process.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +29,7 @@ pub mod variable {
     pub const LARGE: &str = "TENURE_LARGE";
     /// `[pool:]SIZE`, `pool` or `off`: large private anonymous mmap.
     pub const MMAP: &str = "TENURE_MMAP";
-    /// `closed` or `open`: what the pool's mmap was unmapped from.
+    /// `closed` or `open`: whether unmapped runs of the pool's mmap stay accessible.
     pub const UNMAPPED: &str = "TENURE_UNMAPPED";
     /// `[retire:]SIZE`, `retire` or `off`: large munmap.
     pub const UNMAP: &str = "TENURE_UNMAP";
@@ -52,23 +53,23 @@ pub mod variable {
     pub const STARTED_BY: &str = "TENURE_STARTED_BY";
 }
 
-/// From what size on `--large` serves a request: glibc's own first threshold for mmap.
+/// The size from which on `--large` serves a request: glibc's own first threshold for mmap.
 pub const LARGE_DEFAULT: usize = 128 << 10;
-/// From what size on `--mmap` serves a mapping.
+/// The size from which on `--mmap` serves a mapping.
 pub const MMAP_DEFAULT: usize = 1 << 20;
-/// From what size on `--unmap` retires.
+/// The size from which on `--unmap` retires.
 pub const UNMAP_DEFAULT: usize = 32 << 20;
-/// The smallest size that the pool is asked for: its own smallest run.
+/// The smallest size that the pool can serve: its own smallest run.
 pub const POOL_LEAST: usize = 64 << 10;
 /// Below this a parallel populate costs more than it saves.
 pub const POPULATE_LEAST: usize = 32 << 20;
 
-/// What is wrong with a value.
+/// The error in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(&'static str);
 
 impl Wrong {
-    /// As a sentence's second half.
+    /// The second half of a sentence.
     pub fn why(self) -> &'static str {
         self.0
     }
@@ -82,14 +83,14 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// For programs; the library makes none, because this allocates.
+/// For programs. The library does not use it, because it allocates.
 impl From<Wrong> for std::io::Error {
     fn from(wrong: Wrong) -> Self {
         std::io::Error::new(std::io::ErrorKind::InvalidInput, wrong)
     }
 }
 
-/// A mechanism, and the size in bytes from which on it acts.
+/// The size in bytes from which on a mechanism acts. `None`: off.
 pub type FromSize = Option<usize>;
 
 /// `pool`, `pool:SIZE`, `SIZE` or `off`.
@@ -117,8 +118,8 @@ pub fn retire(text: &[u8]) -> Result<FromSize, Wrong> {
     )
 }
 
-/// A number of threads up to 1024; 0 for `auto`; `None` for `off`, and for nothing: a variable that is empty
-/// counts as unset.
+/// A number of threads up to 1024; 0 for `auto`; `None` for `off`, and for an empty value, because
+/// an empty variable counts as unset.
 ///
 /// # Errors
 /// Anything else.
@@ -133,12 +134,12 @@ pub fn threads(text: &[u8]) -> Result<Option<usize>, Wrong> {
     }
 }
 
-/// What is locked.
+/// The pages that are locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
     /// Each page from its first touch on.
     OnFault,
-    /// Everything, now and as it is mapped.
+    /// All pages, now and whenever memory is mapped.
     All,
 }
 
@@ -170,7 +171,8 @@ pub enum ReportSignal {
     RealTime(u8),
 }
 
-/// `HUP`, `USR1`, `USR2`, `WINCH`, `RTMIN`, `RTMIN+N` with N up to 15, each also with `SIG` before it; `None` for `off`.
+/// `HUP`, `USR1`, `USR2`, `WINCH`, `RTMIN`, `RTMIN+N` with N up to 15, each also with `SIG` before
+/// it; `None` for `off`.
 ///
 /// # Errors
 /// Anything else.

@@ -1,13 +1,14 @@
-//! Sizes in bytes, as people write them.
+//! Sizes in bytes, in the form in which people write them.
 
-/// What is wrong with a text that is no size.
+/// The error for a text that is no size.
 pub const NO_SIZE: &str =
     "expected a size: bytes, or a number with K, M, G or T (powers of 1024), or with \
                            KB, MB, GB or TB (powers of 1000), as in 4096, 64M, 1.5G or 500MB";
 
 /// A size in bytes: `4096`, `64K`, `64Ki`, `64KiB`, `1.5G`, `500MB`.
 ///
-/// K, Ki and KiB are 1024 bytes, and KB is 1000 bytes; so it is with M, G and T. A fraction of a byte is cut off.
+/// K, Ki and KiB are 1024 bytes, and KB is 1000 bytes. M, G and T follow this rule, too. A fraction
+/// of a byte is cut off.
 pub fn size(text: &[u8]) -> Option<usize> {
     let text = text.trim_ascii();
     let (whole, rest) = digits(text);
@@ -40,9 +41,9 @@ fn factor(unit: &[u8]) -> Option<u128> {
     }
 }
 
-/// So many hundredths, thousandths, and so on, of a unit.
+/// The value of a decimal fraction of a unit.
 fn part(fraction: &[u8], unit: u128) -> Option<u128> {
-    // More digits say nothing about whole bytes.
+    // More digits do not change the number of whole bytes.
     let fraction = &fraction[..fraction.len().min(18)];
     if fraction.is_empty() {
         return Some(0);

@@ -1,9 +1,10 @@
 //! The allocator behind this library's hooks, and whether the pool may serve in front of it.
 //!
 //! The pool may hand a block out only if every call that can take it back comes to this library. An
-//! allocator's own names (`sdallocx`, `mi_free`, `tc_realloc`), a program's own `free`, and the C++ operators of
-//! an allocator do not come here, and a library that defined such names would be in the way of a plugin's own.
-//! So the pool serves malloc only in front of the C library; C++'s operators call `malloc` and `free` there.
+//! allocator's own names (`sdallocx`, `mi_free`, `tc_realloc`), a program's own `free`, and the C++
+//! operators of an allocator do not come here. A library that defined such names would hide a
+//! plugin's own. So the pool serves malloc only in front of the C library: C++'s operators call
+//! `malloc` and `free` there.
 
 #![allow(unsafe_code, reason = "asks the loader")]
 
@@ -15,13 +16,14 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, PartialEq)]
 pub enum Allocator {
     CLibrary,
-    /// A program, or a library before this one in the loader's order, defines some of malloc's family.
+    /// A program, or a library before this one in the loader's order, defines some of malloc's
+    /// family.
     Programs,
     /// Another library behind this one: its file's name.
     Other(&'static str),
 }
 
-/// What [`Allocator::find`] found.
+/// For the whole process: the result of [`Allocator::find`].
 static FOUND: OnceLock<Allocator> = OnceLock::new();
 
 impl Allocator {
@@ -59,12 +61,12 @@ impl Allocator {
     }
 }
 
-/// Why the pool does not serve what it was asked to.
+/// Why the pool does not serve requests although the user asked for it.
 #[derive(Clone, Copy)]
 pub enum WhyNot {
-    /// What it keeps would count against the machine's limit.
+    /// Its free memory would count against the machine's limit.
     Charged,
-    /// What it keeps would count against a limit of the process's own.
+    /// Its free memory would count against a limit of the process itself.
     Limited,
     /// See [`Allocator`].
     Programs,
@@ -84,8 +86,8 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// (The address of an exported function does not tell: the loader gives this library the same definition
-/// as it gives to all.)
+/// (The address of an exported function does not tell: the loader gives this library the definition
+/// that it gives to all.)
 fn is_programs(at: *mut c_void) -> bool {
     object_of(at) != object_of((&raw const FOUND).cast()) && is_definition(at)
 }
@@ -139,20 +141,23 @@ fn file_name(at: *const c_void) -> &'static str {
     let Some(object) = object_of(at).filter(|object| !object.path.is_null()) else {
         return "another library";
     };
-    // SAFETY: the loader's terminated string, of a library loaded at the start: it stays.
+    // SAFETY: the loader's terminated string. It belongs to a library that was loaded at the start,
+    // so it stays.
     let path = unsafe { CStr::from_ptr(object.path) }.to_bytes();
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     std::str::from_utf8(name).unwrap_or("another library")
 }
 
-/// Whether the address is a function's own. In a program that is not position-independent, and that takes
-/// the address of a library's function, the loader gives that of the program's call stub to all.
+/// Whether the address is a function's own. A program that is not position-independent may take the
+/// address of a library's function. The loader then gives the address of the program's call stub to
+/// all.
 fn is_definition(at: *const c_void) -> bool {
     let mut about = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let mut symbol: *mut c_void = std::ptr::null_mut();
     // RTLD_DL_SYMENT.
     const SYMBOL: i32 = 1;
-    // SAFETY: it fills in the structure and the symbol's address, or returns 0 and leaves the zeros.
+    // SAFETY: the call fills in the structure and the symbol's address, or returns 0 and leaves the
+    // zeros.
     let found = unsafe { libc::dladdr1(at, about.as_mut_ptr(), &mut symbol, SYMBOL) };
     if found == 0 || symbol.is_null() {
         return true;

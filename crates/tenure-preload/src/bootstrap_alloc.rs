@@ -1,5 +1,5 @@
-//! Memory for calls that come while the next allocator is still being looked up: `dlsym` itself may
-//! allocate.
+//! Memory for calls that come while the next allocator is still being looked up, because `dlsym`
+//! itself may allocate.
 
 #![allow(unsafe_code, reason = "hands out memory")]
 
@@ -15,14 +15,14 @@ struct Memory(UnsafeCell<[u8; SIZE]>);
 
 struct Arena {
     memory: Memory,
-    /// So many bytes from its start were handed out.
+    /// How many bytes from its start were handed out.
     used: AtomicUsize,
 }
 
 // SAFETY: each byte is handed out once, by the atomic cursor `used`.
 unsafe impl Sync for Arena {}
 
-/// For the whole process: malloc is told no arena.
+/// For the whole process: the signature of malloc names no arena.
 static ARENA: Arena =
     Arena { memory: Memory(UnsafeCell::new([0; SIZE])), used: AtomicUsize::new(0) };
 
@@ -30,13 +30,13 @@ fn start() -> usize {
     ARENA.memory.0.get() as usize
 }
 
-/// Whether the address is one of this arena's.
+/// Whether the address lies in this arena.
 #[inline]
 pub fn owns(at: *const c_void) -> bool {
     (at as usize).wrapping_sub(start()) < SIZE
 }
 
-/// Zeroed memory; null once the arena is used up. It is never given back.
+/// Returns zeroed memory; null once the arena is used up. The memory is never given back.
 pub fn alloc(size: usize, align: usize) -> *mut c_void {
     let align = align.max(HEADER);
     let Some(needed) = size.checked_add(align + HEADER) else { return std::ptr::null_mut() };
@@ -46,16 +46,18 @@ pub fn alloc(size: usize, align: usize) -> *mut c_void {
     });
     let Ok(offset) = taken else { return std::ptr::null_mut() };
     let at = (start() + offset + HEADER).next_multiple_of(align);
-    // SAFETY: inside the part just taken, behind which nobody else writes; aligned to 16.
+    // SAFETY: inside the part that this call has just taken, and no other thread writes there;
+    // aligned to 16.
     unsafe { *((at - HEADER) as *mut usize) = size };
     at as *mut c_void
 }
 
-/// The size that was asked for.
+/// The size that the caller asked for.
 ///
 /// # Safety
 /// `at` came from [`alloc`].
 pub unsafe fn size(at: *const c_void) -> usize {
-    // SAFETY: `alloc` wrote it there.
+    // SAFETY: the caller promises that the block is of `alloc`, which wrote the size before its
+    // start.
     unsafe { *((at as usize - HEADER) as *const usize) }
 }

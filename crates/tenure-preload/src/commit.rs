@@ -1,8 +1,9 @@
-//! What the kernel promises a program of memory (`vm.overcommit_memory`), which the pool must not change: it maps its
-//! memory without having it counted.
+//! The kernel's promise of memory to a program (`vm.overcommit_memory`). The pool must not change
+//! it, although the kernel does not count the pool's memory.
 
-/// Requests up to so many bytes are the pool's to serve; larger ones are the kernel's to refuse. It refuses what is
-/// larger than all memory and swap (0, the heuristic), or nothing (1).
+/// The pool serves requests up to so many bytes, so that the kernel can refuse larger ones. It
+/// refuses requests larger than all memory and swap (setting 0, the heuristic), or none (setting
+/// 1).
 pub fn largest_served() -> usize {
     let about = rustix::system::sysinfo();
     let unit = u64::from(about.mem_unit);

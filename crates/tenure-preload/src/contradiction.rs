@@ -1,5 +1,5 @@
-//! Memory that is all locked, and a pool that gives memory back: the launcher refuses the two, but the environment
-//! may ask for both.
+//! Locking all memory contradicts a pool that gives memory back. The launcher refuses the two
+//! together, but the environment may ask for both.
 
 #![allow(unsafe_code, reason = "reads the environment before the program runs")]
 
@@ -10,9 +10,10 @@ use tenure_launch as launch;
 
 const LOCK: &CStr = c"TENURE_LOCK";
 
-/// After the environment was read. The lock is made by then; it prevails.
+/// Called after the environment was read. The lock exists by then, so the pool gives way.
 pub fn settle() {
-    // SAFETY: a terminated string; in the constructor, before any thread that could change it.
+    // SAFETY: a terminated string. The constructor runs before any thread that could change the
+    // environment.
     let lock = unsafe { libc::getenv(LOCK.as_ptr()) };
     if lock.is_null() || !(ALLOCATIONS.are_served() || MAPPINGS.are_served()) {
         return;

@@ -1,11 +1,11 @@
-//! Which calls came by, for the report. Counted only if there is to be one: threads that allocate at
-//! once would else pass a cache line around.
+//! Counts calls for the report. It counts only if there is to be a report: threads that allocate at
+//! the same time would otherwise contend for a cache line.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tenure::launcher;
 use tenure::published::Part;
 
-/// For the whole process: there is to be a report.
+/// For the whole process: whether there is to be a report.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! counters {
@@ -15,13 +15,13 @@ macro_rules! counters {
 
         $($(#[$doc])* pub static $name: Counter = Counter(Number::$name as usize);)*
 
-        /// For the whole process: for readers in other processes.
+        /// For the whole process: other processes read it.
         static PUBLISHED: Part =
             launcher::published((&raw const COUNTS).cast(), concat!($("launcher.", $published, " "),*), COUNT);
     };
 }
 
-/// How many there are.
+/// The number of counters.
 pub const COUNT: usize = Number::COUNT as usize;
 /// For the whole process: it has one report.
 static COUNTS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
@@ -29,23 +29,23 @@ static COUNTS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
 /// A counter's place.
 pub struct Counter(usize);
 
-/// From here on calls are counted.
+/// Calls are counted from now on.
 pub fn start() {
     COUNTING.store(true, Ordering::Relaxed);
     launcher::publish(&PUBLISHED);
 }
 
-/// In a child: what it does itself is counted from here on.
+/// Called in a child: only its own calls count from now on.
 pub fn restart() {
     COUNTS.iter().for_each(|count| count.store(0, Ordering::Relaxed));
 }
 
-/// Adds what has been counted to others' counts.
+/// Adds this process's counts to `others`.
 pub fn add_to(others: &[AtomicU64; COUNT]) {
     move_counts(&COUNTS, others, |count| count.load(Ordering::Relaxed));
 }
 
-/// Takes others' counts over.
+/// Takes the counts of `others` over.
 pub fn take_from(others: &[AtomicU64; COUNT]) {
     move_counts(others, &COUNTS, |count| count.swap(0, Ordering::Relaxed));
 }
@@ -71,7 +71,7 @@ impl Counter {
         }
     }
 
-    /// Keeps the largest.
+    /// Raises the counter to `n` if it is lower.
     pub fn at_least(&self, n: u64) {
         if COUNTING.load(Ordering::Relaxed) {
             COUNTS[self.0].fetch_max(n, Ordering::Relaxed);
@@ -89,9 +89,9 @@ impl Counter {
 }
 
 counters! {
-    /// Large requests of malloc and its kin that the pool served.
+    /// Large requests of malloc and related functions that the pool served.
     ALLOCATIONS_SERVED "malloc_served",
-    /// Large requests that it did not.
+    /// Large requests that the pool did not serve.
     ALLOCATIONS_PASSED "malloc_passed",
     FREES_SERVED "free_served",
     MMAPS "mmap_calls",
@@ -101,9 +101,9 @@ counters! {
     MUNMAPS_OF_POOL "munmap_of_pool",
     MUNMAPS_RETIRED "munmap_retired",
     RETIRED_BYTES "retired_bytes",
-    /// The longest that a munmap of the program's took, by whatever way.
+    /// The longest time that a munmap of the program took, in any way.
     LONGEST_MUNMAP_NS "longest_munmap_ns",
-    /// MAP_FIXED and shrinking mremap whose pages went beforehand.
+    /// Calls of mmap with MAP_FIXED and of a shrinking mremap whose pages were unmapped beforehand.
     ZAPPED_BEFORE "zapped_before",
     ZAPPED_BEFORE_BYTES "zapped_before_bytes",
     MREMAPS "mremap_calls",

@@ -2,20 +2,22 @@
 
 #![allow(unsafe_code, reason = "reads and writes the thread's errno")]
 
-/// `errno` as it is, put back on drop.
+/// The value of `errno`, which is restored on drop.
 pub struct Errno(i32);
 
 impl Errno {
     #[inline]
     pub fn keep() -> Errno {
-        // SAFETY: the C library gives the address of the calling thread's errno, which is always valid.
+        // SAFETY: the C library gives the address of the calling thread's errno, which is always
+        // valid.
         Errno(unsafe { *libc::__errno_location() })
     }
 
-    /// Sets it, for a call that fails.
+    /// Sets `errno`, for a call that fails.
     #[inline]
     pub fn set(errno: i32) {
-        // SAFETY: the C library gives the address of the calling thread's errno, which no other thread uses.
+        // SAFETY: the C library gives the address of the calling thread's errno, which no other
+        // thread uses.
         unsafe { *libc::__errno_location() = errno };
     }
 }
@@ -27,7 +29,7 @@ impl Drop for Errno {
     }
 }
 
-/// The C library has no such function.
+/// Sets `errno` to ENOSYS: the C library has no such function.
 #[cold]
 pub fn missing() -> std::ffi::c_int {
     Errno::set(libc::ENOSYS);

@@ -1,8 +1,9 @@
-//! One report for a process and those that it forks: what a child has counted is added to its ancestor's report when
-//! the child ends.
+//! One report for a process and the processes that it forks. When a child ends, its counts are
+//! added to its ancestor's report.
 //!
-//! The ancestor is the process in which this library was loaded; the sums lie in memory that its children share. A
-//! child that ends after its ancestor, and one that has become another program by `exec`, reports by itself.
+//! The ancestor is the process in which this library was loaded. The sums lie in memory that its
+//! children share. A child that ends after its ancestor reports by itself, and so does a child that
+//! has become another program by `exec`.
 
 #![allow(
     unsafe_code,
@@ -12,10 +13,10 @@
 use crate::{counters, keeper};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
-/// What a report counts besides [`counters`].
+/// The number of totals in a report besides [`counters`].
 pub const TOTALS: usize = 11;
 
-/// In memory that the processes share. Zeros at first.
+/// Sums in memory that the processes share. Zeros at first.
 struct Sums {
     /// The ancestor has made its report.
     is_closed: AtomicBool,
@@ -28,9 +29,9 @@ struct Sums {
 struct Family {
     /// Null: there is no such memory.
     sums: AtomicPtr<Sums>,
-    /// The ancestor.
+    /// The ancestor's process number.
     head: AtomicI32,
-    /// Children that have ended, and their totals, as this process has taken them over.
+    /// The children that have ended, and their totals, that this process has already taken over.
     ended: AtomicU64,
     totals: [AtomicU64; TOTALS],
 }
@@ -43,7 +44,7 @@ static FAMILY: Family = Family {
     totals: [const { AtomicU64::new(0) }; TOTALS],
 };
 
-/// In the constructor: this process is an ancestor.
+/// Called in the constructor: this process is an ancestor.
 pub fn begin() {
     use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
     // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
@@ -62,23 +63,23 @@ pub fn begin() {
 }
 
 fn sums() -> Option<&'static Sums> {
-    // SAFETY: null, or mapped in the constructor for the process's lifetime and its children's; zeros are valid, and all
-    // fields are atomics.
+    // SAFETY: null, or mapped in the constructor for the lifetime of the process and its children.
+    // Zeros are valid, and all fields are atomics.
     unsafe { FAMILY.sums.load(Ordering::Relaxed).as_ref() }
 }
 
-/// In a child.
+/// Called in a child.
 pub fn restart_in_child() {
     FAMILY.ended.store(0, Ordering::Relaxed);
     FAMILY.totals.iter().for_each(|total| total.store(0, Ordering::Relaxed));
 }
 
-/// At the end of a child: adds what it has counted to its ancestor's report. `false`: there is no ancestor that will
-/// report.
+/// Called at the end of a child: adds its counts to its ancestor's report. `false`: there is no
+/// ancestor that will report.
 pub fn tell_ancestor(totals: &[u64; TOTALS]) -> bool {
     let head = FAMILY.head.load(Ordering::Relaxed);
     let Some(sums) = sums().filter(|_| head != 0 && head != keeper::pid()) else { return false };
-    // SAFETY: signal 0 is sent to nobody.
+    // SAFETY: signal 0 is not sent; the kernel only checks that the process exists.
     let is_there = unsafe { libc::syscall(libc::SYS_kill, head, 0) } == 0;
     if !is_there || sums.is_closed.load(Ordering::Acquire) {
         return false;
@@ -91,8 +92,8 @@ pub fn tell_ancestor(totals: &[u64; TOTALS]) -> bool {
     true
 }
 
-/// Before a report of the ancestor's: takes over what its children have counted. Returns how many of them have ended so
-/// far, and their totals.
+/// Called before a report of the ancestor: takes over the counts of its children. Returns how many
+/// of them have ended so far, and their totals.
 pub fn take(is_last: bool) -> (u64, [u64; TOTALS]) {
     if let Some(sums) = sums().filter(|_| FAMILY.head.load(Ordering::Relaxed) == keeper::pid()) {
         if is_last {

@@ -1,8 +1,8 @@
-//! What must come before everything else: the fork handlers, at the first call of a hook.
+//! Registers the fork handlers at the first call of a hook, before all other work.
 //!
-//! They are registered before any allocator's. Such handlers take locks in the reverse order of their
-//! registration, and an allocator calls mapping hooks with its own locks held, so its locks come
-//! before this library's.
+//! They are registered before those of any allocator. Such handlers take locks in the reverse order
+//! of their registration. An allocator calls mapping hooks while it holds its own locks, so a fork
+//! must take the allocator's locks before this library's.
 
 #![allow(unsafe_code, reason = "registers fork handlers")]
 
@@ -10,7 +10,7 @@ use crate::errno::Errno;
 use crate::{counters, keeper, last_thread, report};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// At the first call of a hook, which may be before the C library is initialised.
+/// Called at the first call of a hook, which may come before the C library is initialised.
 #[cold]
 pub fn first_call() {
     if FORKS_REGISTERED.swap(true, Ordering::AcqRel) {
@@ -24,11 +24,11 @@ pub fn first_call() {
     drop(errno);
 }
 
-/// For the whole process: the handlers are.
+/// For the whole process: the handlers are registered once.
 static FORKS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// At every mapping call: an allocator's constructor may run before any allocation comes by here, and it
-/// maps memory before it registers its handlers. One load.
+/// Called at every mapping call. An allocator's constructor may run before any allocation comes
+/// here, and it maps memory before it registers its handlers. Costs one load.
 #[inline]
 pub fn first_mapping() {
     if !FORKS_REGISTERED.load(Ordering::Relaxed) {

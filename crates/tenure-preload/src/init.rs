@@ -1,4 +1,5 @@
-//! From the environment to what the hooks do: in the constructor. Until then every call passes through.
+//! The constructor: reads the environment and sets up the hooks. Until then every call passes
+//! through.
 
 #![allow(unsafe_code, reason = "reads the environment before the program runs")]
 
@@ -21,18 +22,20 @@ fn terminated(name: &str) -> Text<64> {
 
 fn value(name: &str) -> Option<&'static [u8]> {
     let terminated = terminated(name);
-    // SAFETY: a terminated string; the answer is used before the program runs, and again by nobody.
+    // SAFETY: a terminated string. The text is used only before the program runs, so no thread
+    // changes it.
     let found = unsafe { libc::getenv(terminated.bytes().as_ptr().cast()) };
     if found.is_null() {
         return None;
     }
     // SAFETY: a terminated string of the environment.
     let text = unsafe { CStr::from_ptr(found) }.to_bytes();
-    // As `tenure run` takes it: empty is unset.
+    // As in `tenure run`, an empty value counts as unset.
     (!text.is_empty()).then_some(text)
 }
 
-/// A variable's value, read by `parse`; what cannot be read is said and counts as absent.
+/// A variable's value, read by `parse`. A value that cannot be read counts as absent, and a message
+/// says so.
 fn option<T>(name: &str, parse: impl FnOnce(&[u8]) -> Result<T, launch::Wrong>) -> Option<T> {
     let text = value(name)?;
     match parse(text) {
@@ -58,8 +61,8 @@ pub fn constructor() {
     let errno = Errno::keep();
     keeper::find_whether_alone();
     tenure::watch_forks();
-    // rustix finds the kernel's clock by looking up a symbol at the first use, which takes the loader's lock:
-    // now, and not with a lock of ours held.
+    // At its first clock call, rustix looks up a symbol, which takes the loader's lock. That must
+    // not happen later, while this library holds a lock of its own.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     drop(errno);
     let large = option(variable::LARGE, |text| launch::pool(text, launch::LARGE_DEFAULT)).flatten();
@@ -72,8 +75,9 @@ pub fn constructor() {
     let inherit = option(variable::CHILDREN, launch::children).unwrap_or(true);
     let launched = value(variable::LAUNCHED).and_then(launch::size);
     let is_launched = launched == Some(keeper::pid() as usize);
-    // Or a program that this one becomes by exec would take itself for launched again.
-    // SAFETY: a terminated string, and no thread runs yet; glibc removes a variable without allocating.
+    // Otherwise a program that this one becomes by exec would take itself for a launched one.
+    // SAFETY: a terminated string, and no thread runs yet. glibc removes a variable without
+    // allocating.
     unsafe { libc::unsetenv(terminated(variable::LAUNCHED).bytes().as_ptr().cast()) };
     if !inherit {
         leave_children_alone();
@@ -109,8 +113,9 @@ pub fn constructor() {
         MAPPINGS.populate(launch::POPULATE_LEAST, threads);
     }
     if allocator == Allocator::Programs && (mmap.is_some() || unmap.is_some()) {
-        // No allocation of the program's comes by, at which the keeper could be started later; and now is
-        // too early: a process with a thread cannot enter a user namespace, as sandboxes do.
+        // This library sees no allocation of the program at which it could start the keeper later.
+        // To start it now is too early: a process with two threads cannot enter a user namespace,
+        // as sandboxes do.
         keeper::start_with_next_thread();
     }
     if is_launched && !value(variable::QUIET).is_some_and(launch::is_on) {
@@ -118,12 +123,13 @@ pub fn constructor() {
     }
 }
 
-/// The sizes from which on malloc and mmap are served from the pool.
+/// Sets the sizes from which on the pool serves malloc and mmap.
 fn serve(large: Option<usize>, mmap: Option<usize>) {
     if large.is_none() && mmap.is_none() {
         return;
     }
-    // A program that touches a large block here and there takes no more memory than alone.
+    // So a program that touches only parts of its large blocks takes no more memory than without
+    // the pool.
     pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
     in_flight::look_for_libraries();
     let most = commit::largest_served();
@@ -182,34 +188,36 @@ fn lock_everything(lock: Lock, is_launched: bool) {
     if let Err(error) = tenure::lock::mlockall(scope) {
         say(format_args!("{error}"));
         if is_launched {
-            // What was asked for cannot be had: as if the launcher had found out.
+            // The environment asks for a lock that the kernel refuses: the process ends with the
+            // launcher's exit code.
             exit::leave(125);
         }
     }
 }
 
-/// Takes this library out of LD_PRELOAD, in place: setting a variable anew would allocate.
+/// Removes this library from LD_PRELOAD, in place: setting a variable anew would allocate.
 fn leave_children_alone() {
     // SAFETY: a terminated string.
     let preload = unsafe { libc::getenv(c"LD_PRELOAD".as_ptr()) };
     if preload.is_null() {
         return;
     }
-    // SAFETY: the environment's string, which nobody else uses: no thread runs yet.
+    // SAFETY: the environment's string, and no other code uses it, because no thread runs yet.
     let text = unsafe {
         let len = libc::strlen(preload);
         std::slice::from_raw_parts_mut(preload.cast::<u8>(), len)
     };
     let left = without_library(text);
     if left == 0 {
-        // SAFETY: a terminated string; glibc removes a variable without allocating.
+        // SAFETY: a terminated string, and no thread runs yet. glibc removes a variable without
+        // allocating.
         unsafe { libc::unsetenv(c"LD_PRELOAD".as_ptr()) };
     } else if left < text.len() {
         text[left..].fill(0);
     }
 }
 
-/// Moves the other libraries of a list to its front; how long that is.
+/// Moves the other libraries of a list to its front. Returns the length of that part.
 fn without_library(list: &mut [u8]) -> usize {
     let separator = |byte: u8| byte == b':' || byte == b' ';
     let (mut read, mut kept) = (0, 0);

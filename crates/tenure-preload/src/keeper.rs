@@ -1,10 +1,10 @@
-//! When the keeper's thread is started: late, and where a thread may be created.
+//! Starts the keeper's thread: late, and at a call in which a thread may be created.
 //!
-//! A program whose large memory never needs attention gets no thread. The pool and retire say when
-//! they want one; the next call of an allocation function starts it. (Mapping functions do not: an
-//! allocator may be calling them with its locks held, or a signal handler.) It is started by a
-//! short-lived thread, because starting waits for the new thread, and a caller of `malloc` may
-//! hold the loader's lock.
+//! A program whose large memory never needs attention gets no thread. The pool and retire record
+//! that they want one; the next call of an allocation function starts it. (Mapping functions do
+//! not: their caller may be an allocator that holds its locks, or a signal handler.) A short-lived
+//! thread starts it, because a start waits for the new thread, and the caller of `malloc` may hold
+//! the loader's lock.
 
 #![allow(unsafe_code, reason = "starts a thread on a stack of its own")]
 
@@ -20,29 +20,31 @@ use std::time::{Duration, Instant};
 use tenure::launcher::{self, Stack};
 use tenure::{pool, retire};
 
-/// What is known of the keeper's start.
+/// The state of the keeper's start.
 struct Start {
-    /// A thread starts it just now.
+    /// A thread is starting the keeper.
     starting: AtomicBool,
-    /// Attempts that failed: after a few the callers do the work for good.
+    /// Attempts that failed. After a few, the callers do the keeper's work for good.
     failed: AtomicU32,
-    /// The process that this memory belongs to. A child of vfork, or of a raw clone, is another one.
+    /// The process that this memory belongs to. A child of vfork, or of a raw clone, is another
+    /// one.
     process: AtomicI32,
-    /// glibc's word that is 0 in a process with more than one thread (from 2.32 on); null: there is none.
+    /// glibc's word that is 0 in a process with more than one thread (from 2.32 on). Null: there is
+    /// none.
     is_alone: AtomicPtr<AtomicU8>,
     has_own_malloc: AtomicBool,
-    /// With the next thread that the program creates.
+    /// The keeper is to start with the next thread that the program creates.
     wanted_with_thread: AtomicBool,
-    /// The thread that starts the keeper just now; 0: none.
+    /// The thread that is starting the keeper; 0: none.
     starter: AtomicUsize,
     starter_stack: Stack,
     /// The kernel's number of the last starter.
     starter_number: AtomicI32,
-    /// None is started in this process any more.
+    /// No keeper is started in this process any more.
     never: AtomicBool,
 }
 
-/// For the whole process: it has one keeper, and a hook is told nothing of it.
+/// For the whole process: it has one keeper, and the arguments of a hook do not name it.
 static START: Start = Start {
     starting: AtomicBool::new(false),
     failed: AtomicU32::new(0),
@@ -76,22 +78,24 @@ pub fn find_whether_alone() {
     START.is_alone.store(symbol::used(c"__libc_single_threaded").cast(), Ordering::Relaxed);
 }
 
-/// Whether one more thread makes no difference to the C library. In a process with one thread its malloc takes no
-/// locks: 13 ns for a block, and 29 with a second thread.
+/// Whether one more thread makes no difference to the C library. In a process with one thread its
+/// malloc takes no locks: a block takes 13 ns, and 29 ns with a second thread.
 pub fn are_several() -> bool {
-    // SAFETY: null, or a variable of the C library, which stays; it is a byte, and written before a thread starts.
+    // SAFETY: null, or a variable of the C library, which stays. It is a byte, and glibc writes it
+    // before a thread starts.
     unsafe { START.is_alone.load(Ordering::Relaxed).as_ref() }
         .is_none_or(|alone| alone.load(Ordering::Relaxed) == 0)
 }
 
-/// A process with one thread gets a second one only where callers would offer so much that it pays.
+/// A process with one thread gets a second one only if callers offer so much that the thread pays.
 #[inline]
 fn wanted() -> bool {
     let pool = || pool::wants_keeper() && (are_several() || launcher::worker_pays());
     pool() || retire::wants_keeper()
 }
 
-/// Called where no thread may be created: has the next allocation start the keeper if it is wanted.
+/// Called where no thread may be created: makes the next allocation start the keeper if it is
+/// wanted.
 #[inline]
 pub fn ask() {
     if wanted() {
@@ -119,20 +123,20 @@ pub fn start() {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    // SAFETY: the body uses no argument; `starting` lets one thread in.
+    // SAFETY: the body uses no argument, and `starting` lets one thread in.
     if unsafe { START.starter_stack.start(starter, std::ptr::null_mut()) }.is_err() {
         START.failed.fetch_add(1, Ordering::Relaxed);
         START.starting.store(false, Ordering::Release);
     }
 }
 
-/// Has the keeper started with the first thread that the program creates.
+/// Makes the first thread that the program creates start the keeper.
 pub fn start_with_next_thread() {
     START.has_own_malloc.store(true, Ordering::Relaxed);
     START.wanted_with_thread.store(true, Ordering::Relaxed);
 }
 
-/// The program has created a thread.
+/// Called when the program has created a thread.
 #[inline]
 pub fn thread_was_created() {
     if START.wanted_with_thread.load(Ordering::Relaxed) {
@@ -140,8 +144,9 @@ pub fn thread_was_created() {
     }
 }
 
-/// Not in a process that has confined itself: the keeper makes calls that its filter may not know, and the
-/// first of them would end it. (Chromium's children, which may not even ask by `prctl`.)
+/// Starts the keeper, except in a process that has confined itself: its filter may not allow the
+/// keeper's calls, and the first of them would end the process. (Chromium's children may not even
+/// call `prctl`.)
 #[cold]
 fn start_with_thread() {
     if START.wanted_with_thread.swap(false, Ordering::Relaxed) && is_without_filter() {
@@ -161,15 +166,16 @@ fn is_without_filter() -> bool {
     bytes[..len].split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0")
 }
 
-/// Whether any thread is starting the keeper just now.
+/// Whether any thread is starting the keeper.
 pub fn is_starting() -> bool {
     START.starter.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the calling thread is starting the keeper, or is the keeper and starts the thread that hears of
-/// pressure. What the libraries allocate for the new threads must not come from the program's allocator then: a
-/// thread that forks may hold that one's locks and wait for the start to be over. And glibc makes a heap of 64 MiB
-/// of addresses for a thread that allocates, maybe in a hole that the program uses again.
+/// Whether the calling thread is starting the keeper, or is the keeper and starts the pressure
+/// thread. Memory that the libraries allocate for the new threads must not come from the program's
+/// allocator then. A thread that forks may hold the locks of that allocator and wait for the start
+/// to end. Also, glibc makes a heap of 64 MiB of addresses for a thread that allocates, maybe in a
+/// hole that the program uses again.
 #[inline]
 pub fn is_starting_here() -> bool {
     let starter = START.starter.load(Ordering::Relaxed);
@@ -190,19 +196,19 @@ extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// What becomes of tenure's threads after they were ended.
+/// Whether tenure's threads may start again after they were ended.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Threads {
     /// The next call that wants them starts them.
     Later,
-    /// None is started in this process any more, nor in its children.
+    /// They are not started any more, in this process and in its children.
     Never,
 }
 
-/// A thread that does not end within this is at a long call of the kernel's.
+/// A thread that does not end within this time is in a long system call.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Ends tenure's threads: when this returns the kernel counts them no more.
+/// Ends tenure's threads. When this returns the kernel does not count them any more.
 #[cold]
 pub fn end(threads: Threads) {
     if !is_own_process() {
@@ -216,12 +222,12 @@ pub fn end(threads: Threads) {
     wait_for_the_start();
     tenure::end_background_threads();
     wait_for_the_starter();
-    // Nobody would offer or return it later.
+    // No thread would offer or return the free memory later.
     tenure::pool::trim();
 }
 
-/// The kernel has refused the program a thread. Ends tenure's, for good: from now on callers do the work. `false`:
-/// there is none, and there was none just now.
+/// Called when the kernel has refused the program a thread. Ends tenure's threads, for good: from
+/// now on callers do the work. `false`: there is none.
 #[cold]
 pub fn make_room() -> bool {
     // A starter that was counted when the kernel refused may have ended since, and have found no room itself.
@@ -238,8 +244,8 @@ pub fn make_room() -> bool {
     true
 }
 
-/// Waits until no thread of tenure's is in the C library's count: with the last one in it the process ends, and
-/// the program's handlers would run on that thread.
+/// Waits until the C library counts no thread of tenure's. The process ends with the last thread
+/// that it counts, and if that were tenure's, the program's handlers would run on it.
 pub fn wait_until_uncounted() {
     wait_for_the_start();
     wait_for_the_starter();
@@ -252,7 +258,7 @@ fn wait_for_the_start() {
 fn wait_for_the_starter() {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
-        // SAFETY: signal 0 is sent to nobody.
+        // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
         wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
         let _ =
             START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -266,18 +272,18 @@ fn wait(done: &dyn Fn() -> bool) {
     }
 }
 
-/// What a child keeps warm: it has no thread that would offer it later, and the kernel cannot take it. Its pages are the
-/// parent's, too, so giving them up costs little.
+/// How many bytes a child keeps warm. No thread would offer them later, and the kernel cannot take
+/// them. The pages are the parent's, too, so giving them up costs little.
 const CHILD_KEEPS: u64 = 32 << 20;
 
-/// In a child after fork, when its locks are free again.
+/// Called in a child after fork, when its locks are free again.
 pub fn give_up_in_child() {
     if tenure::pool::stats().warm_bytes > CHILD_KEEPS {
         tenure::pool::trim();
     }
 }
 
-/// In a child after fork: it has no keeper yet.
+/// Called in a child after fork: it has no keeper yet.
 pub fn restart_in_child() {
     own_process();
     START.wanted_with_thread.store(START.has_own_malloc.load(Ordering::Relaxed), Ordering::Relaxed);

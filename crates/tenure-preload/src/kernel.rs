@@ -1,11 +1,11 @@
-//! System calls of this library's own, past every definition of the C library's.
+//! This library's own system calls. They do not use any definition of the C library.
 
 #![allow(unsafe_code, reason = "makes system calls")]
 
 use crate::errno::Errno;
 use std::ffi::{c_int, c_long};
 
-/// The kernel's call of that number; sets errno.
+/// Makes the system call of that number. Sets errno.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     let result: c_long;
@@ -46,7 +46,7 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 
-/// A call of the kernel's by number and up to six arguments, of any kind that fits a register.
+/// Makes a system call by number, with up to six arguments of any kind that fits a register.
 macro_rules! kernel {
     ($number:expr $(, $argument:expr)* $(,)?) => {{
         let given: &[std::ffi::c_long] = &[$($argument as std::ffi::c_long),*];

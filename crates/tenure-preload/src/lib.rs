@@ -1,18 +1,18 @@
-//! The library that `tenure run` puts in front of a program (`LD_PRELOAD`).
+//! The library that `tenure run` loads into a program (`LD_PRELOAD`).
 //!
 //! It defines the C library's allocation and mapping functions, so the program's calls come here
-//! first. Large requests go to tenure's pool, large unmaps are retired; everything else goes on to the
-//! next definition (the C library's, or a preloaded allocator's) or straight to the kernel.
+//! first. Large requests go to tenure's pool, and large unmaps are retired. All other calls go to
+//! the next definition (the C library's, or a preloaded allocator's) or straight to the kernel.
 //!
-//! What a hook may do is narrow, because it may be called before the program's constructors, by an
+//! A hook may do only a few things, because the program may call it before its constructors, by an
 //! allocator that holds its locks, in a signal handler, or between `vfork` and `exec`:
 //! - It never calls an allocation function of the process: this library has its own heap (`heap`).
 //! - Mapping hooks make raw system calls, create no thread and keep `errno`.
 //! - Thread-local variables are never allocated lazily (`tls`).
-//! - The keeper's thread is started by the allocation hooks only, which are not to be called in signal
-//!   handlers anyway, and by a thread of its own, so that nobody waits for it (`keeper`).
+//! - Only the allocation hooks start the keeper's thread, because a signal handler must not call
+//!   them anyway. A separate thread does the start, so that no caller waits for it (`keeper`).
 
-// Each function has C's documentation: what it does is what the function of that name does.
+// Each function is documented by the C function of its name.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 #![deny(unsafe_code)]
 
@@ -40,14 +40,14 @@ mod symbol;
 mod text;
 mod tls;
 
-/// Called by the loader after the constructors of the libraries that this one needs.
+/// The loader calls it after the constructors of the libraries that this one needs.
 extern "C" fn constructor() {
     init::constructor();
     contradiction::settle();
     last_thread::watch_main_thread();
 }
 
-/// Called by `exit` after the program's own handlers.
+/// `exit` calls it after the program's own handlers.
 extern "C" fn destructor() {
     report::at_exit();
 }

@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::kernel::kernel;
 use std::ffi::c_uint;
 
-/// One of the process's limits. `None`: a filter refuses the question. Keeps errno.
+/// Returns one of the process's limits. `None`: a filter refuses the call. Keeps errno.
 pub fn of(resource: c_uint) -> Option<libc::rlimit64> {
     let _errno = Errno::keep();
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
@@ -15,10 +15,10 @@ pub fn of(resource: c_uint) -> Option<libc::rlimit64> {
     (asked == 0).then_some(limit)
 }
 
-/// With limits beyond that (four reservations) nothing of tenure's can be in the way.
+/// Limits beyond this (four reservations) do not disturb tenure.
 pub const FAR: u64 = 64 << 40;
 
-/// Whether there is a nearer one.
+/// Whether a nearer limit is set.
 pub fn is_near() -> bool {
     [libc::RLIMIT_AS, libc::RLIMIT_DATA]
         .into_iter()

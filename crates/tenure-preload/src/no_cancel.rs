@@ -1,9 +1,11 @@
-//! The C library's cancellation points that this library calls, without the cancellation.
+//! Cancellation points of the C library that this library calls, defined here without the
+//! cancellation.
 //!
-//! `malloc`, `free` and `munmap` are no cancellation points. But this library closes files and sleeps in them, and so
-//! do the standard library's destructors: a thread with a cancellation pending would end in the midst of the hook,
-//! with a lock of tenure's, or the process would abort because signals are blocked there. So this library has these
-//! functions, too, hidden from everybody else, as bare system calls.
+//! `malloc`, `free` and `munmap` are no cancellation points. But this library closes files and
+//! sleeps in them, and so do the standard library's destructors. A thread with a pending
+//! cancellation would end inside the hook, with a lock of tenure's held, or the process would abort
+//! because signals are blocked there. So this library defines these functions, too, as bare system
+//! calls. They are hidden from all other libraries.
 
 #![allow(unsafe_code, reason = "defines functions that the standard library calls")]
 
@@ -37,11 +39,11 @@ unsafe extern "C" fn tenure_write(fd: c_int, from: *const c_void, len: usize) ->
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tenure_writev(fd: c_int, from: *const libc::iovec, count: c_int) -> isize {
-    // SAFETY: the caller promises that the parts and what they name may be read.
+    // SAFETY: the caller promises that the parts, and the bytes that they name, may be read.
     unsafe { kernel!(libc::SYS_writev, fd, from, count) as isize }
 }
 
-/// Returns the error's number, and leaves `errno` alone.
+/// Returns the error number, and leaves `errno` alone.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tenure_clock_nanosleep(
     clock: libc::clockid_t,
@@ -50,7 +52,7 @@ unsafe extern "C" fn tenure_clock_nanosleep(
     left: *mut libc::timespec,
 ) -> c_int {
     let _errno = Errno::keep();
-    // SAFETY: the caller passes a time, and null or room for what is left of it.
+    // SAFETY: the caller passes a time, and null or room for the remaining time.
     match unsafe { kernel!(libc::SYS_clock_nanosleep, clock, flags, time, left) } {
         0 => 0,
         // SAFETY: the C library gives the address of the calling thread's own errno.
@@ -58,7 +60,7 @@ unsafe extern "C" fn tenure_clock_nanosleep(
     }
 }
 
-/// Defines a hidden symbol for each, which this library's own references find first.
+/// Defines a hidden symbol for each name. This library's own references find it first.
 macro_rules! hidden {
     ($($name:literal)*) => {
         std::arch::global_asm!($(

@@ -1,6 +1,7 @@
 //! A report when a signal comes, while the program runs.
 //!
-//! Only where the program is to be told of one. A handler that the program installs later takes this one's place.
+//! It is installed only if the user asks for it. A handler that the program installs later replaces
+//! it.
 
 #![allow(unsafe_code, reason = "installs a signal handler")]
 
@@ -9,7 +10,8 @@ use crate::report;
 use std::ffi::c_int;
 use tenure_launch::ReportSignal;
 
-/// Installs the handler, unless the program was started with the signal ignored. `false`: the kernel refuses.
+/// Installs the handler, unless the program was started with the signal ignored. `false`: the
+/// kernel refuses.
 pub fn install(signal: ReportSignal) -> bool {
     let number = match signal {
         ReportSignal::Hup => libc::SIGHUP,
@@ -18,12 +20,12 @@ pub fn install(signal: ReportSignal) -> bool {
         ReportSignal::Winch => libc::SIGWINCH,
         ReportSignal::RealTime(above) => libc::SIGRTMIN() + c_int::from(above),
     };
-    // SAFETY: the handler lives as long as the process, makes calls that may be made in a handler, and does not unwind.
-    // The kernel reads the local.
+    // SAFETY: the handler lives as long as the process, makes only calls that a signal handler may
+    // make, and does not unwind. The kernel reads the local variable.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as *const () as usize;
-        // Calls of the program's go on.
+        // Interrupted calls of the program continue.
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(number, &action, std::ptr::null_mut()) == 0
     }

@@ -1,4 +1,4 @@
-//! The definitions behind this library's: those of the next library in the loader's order.
+//! The next definitions of this library's functions, in the loader's order.
 
 #![allow(unsafe_code, reason = "calls what the loader has found, as the function that it is")]
 
@@ -7,13 +7,13 @@ use crate::{first_use, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// For the whole process: a thread looks the definitions up.
+/// For the whole process: a thread is looking the definitions up.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! definitions {
     ($($name:ident = $symbol:literal : $kind:ty;)*) => {
         $(
-            /// `None` while it is looked up, and where there is none.
+            /// `None` while it is being looked up, and if there is none.
             #[inline]
             pub fn $name() -> Option<$kind> {
                 let at = at::$name.load(Ordering::Relaxed);
@@ -81,8 +81,8 @@ type SystemCall =
 
 type Remap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, ...) -> *mut c_void;
 
-/// One of the definitions, if it was looked up already: for calls that come from everywhere, even from where
-/// nothing may be looked up.
+/// One of the definitions, if it was looked up already. Some calls come from places in which no
+/// lookup may run.
 macro_rules! known {
     ($name:ident) => {
         match $crate::real::is_known(&$crate::real::at::$name) {
@@ -97,7 +97,7 @@ pub fn is_known(at: &AtomicPtr<c_void>) -> bool {
     !at.load(Ordering::Relaxed).is_null()
 }
 
-/// What a thread runs.
+/// The function that a thread runs.
 pub type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
 type ThreadCreation = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -108,7 +108,7 @@ type ThreadCreation = unsafe extern "C" fn(
 
 /// `pthread_create`. Before glibc 2.34 it comes with a library that may be loaded late.
 pub fn thread_creation() -> Option<ThreadCreation> {
-    /// For the whole process: a function is at one place.
+    /// For the whole process: a function has one address.
     static AT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut at = AT.load(Ordering::Relaxed);
     if at.is_null() {
@@ -117,21 +117,21 @@ pub fn thread_creation() -> Option<ThreadCreation> {
     }
     match at.is_null() {
         true => None,
-        // SAFETY: the address of that function.
+        // SAFETY: dlsym returned the address of that function, whose type the C headers give.
         false => Some(unsafe { std::mem::transmute::<*mut c_void, ThreadCreation>(at) }),
     }
 }
 
-/// Finds all of them. A call that comes from within, or from another thread meanwhile, finds none and
-/// is served by [`crate::bootstrap_alloc`].
+/// Looks all of them up. A call from within the lookup, or from another thread meanwhile, finds
+/// none: [`crate::bootstrap_alloc`] serves it.
 #[cold]
 pub fn look_up() {
-    /// For the whole process: they were looked up.
+    /// For the whole process: the lookup is done.
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) || LOOKING.swap(true, Ordering::Acquire) {
         return;
     }
-    // dlsym sets errno where a symbol is missing.
+    // dlsym sets errno if a symbol is missing.
     let errno = Errno::keep();
     first_use::first_call();
     look_up_each();

@@ -1,4 +1,4 @@
-//! What was done and saved, said once at the end.
+//! The report, which is made once at the end: the effects of tenure and the savings.
 
 #![allow(
     unsafe_code,
@@ -21,33 +21,35 @@ use tenure::retire;
 use tenure_launch as launch;
 
 const LONGEST_NAME: usize = 4096;
-/// Words of the program's name that are kept.
+/// The words of the program's name that are kept.
 const NAME: usize = 8;
 const QUIET: &CStr = c"TENURE_QUIET";
 
-/// What is known of the report.
+/// The state of the report.
 struct Report {
-    /// The file that it is to go to; of no length: standard error.
+    /// The name of its file. An empty name: standard error.
     file: [AtomicU64; LONGEST_NAME / 8],
     file_len: AtomicUsize,
     wanted: AtomicBool,
-    /// At a signal, or at the end, too.
+    /// There is a report at a signal, at the end, or both.
     at_end: AtomicBool,
     done: AtomicBool,
-    /// Only the process that was launched reports in any case; others when they have something to say.
+    /// The launched process always reports. Another process reports only if it has counted
+    /// something.
     launched: AtomicBool,
-    /// Device and inode of standard error at the start: a program may close it, and open a file of its own
-    /// under its number.
+    /// Device and inode of standard error at the start: the program may close it, and open a file
+    /// of its own under its number.
     errors: [AtomicU64; 2],
-    /// A report that cannot be written is not to be spoken of.
+    /// No message is printed if the report cannot be written.
     silent: AtomicBool,
-    /// The program's name, as at its start: some write their state over it, where the C library's variable points.
+    /// The program's name at its start. Some programs write their state over it, at the place to
+    /// which the C library's variable points.
     name: [AtomicU64; NAME],
-    /// What the pool had done before this process was forked off.
+    /// The pool's totals before this process was forked.
     before: [AtomicU64; TOTALS],
 }
 
-/// For the whole process: it is made when the process ends.
+/// For the whole process: the report is made when the process ends.
 static REPORT: Report = Report {
     file: [const { AtomicU64::new(0) }; LONGEST_NAME / 8],
     file_len: AtomicUsize::new(0),
@@ -71,7 +73,7 @@ fn remember_name() {
     }
 }
 
-/// Remembers where the report is to go. `true`: there is to be one, at the end or at a signal.
+/// Remembers the destination of the report. `true`: there is to be one, at the end or at a signal.
 pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
     let at_end = to.filter(|to| !to.is_empty() && to.len() < LONGEST_NAME);
     if at_end.is_none() && !at_signal {
@@ -88,7 +90,8 @@ pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
         REPORT.file_len.store(to.len(), Ordering::Relaxed);
     }
     remember_name();
-    // SAFETY: a terminated string; in the constructor, before any thread that could change it.
+    // SAFETY: a terminated string. The constructor runs before any thread that could change the
+    // environment.
     let quiet = unsafe { libc::getenv(QUIET.as_ptr()) };
     // SAFETY: a terminated string of the environment.
     let quiet = !quiet.is_null() && launch::is_on(unsafe { CStr::from_ptr(quiet) }.to_bytes());
@@ -106,7 +109,7 @@ pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
 }
 
 fn identity_of_errors() -> Option<(u64, u64)> {
-    // SAFETY: only asked what it is, which fails if it is not open.
+    // SAFETY: the descriptor is used only for fstat, which fails if it is not open.
     let errors = unsafe { BorrowedFd::borrow_raw(2) };
     rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
@@ -133,7 +136,7 @@ pub fn restart_in_child() {
         for (before, now) in REPORT.before.iter().zip(totals(&pool::stats())) {
             before.store(now, Ordering::Relaxed);
         }
-        // The kernel counts a child's own.
+        // The kernel counts a child's page faults from 0.
         REPORT.before[TOTALS - 2..].iter().for_each(|faults| faults.store(0, Ordering::Relaxed));
         family::restart_in_child();
     }
@@ -141,7 +144,8 @@ pub fn restart_in_child() {
     REPORT.done.store(false, Ordering::Relaxed);
 }
 
-/// Once, and not in a child of vfork, whose memory is its parent's.
+/// Called at the end: reports once. A child of vfork does not report, because its memory is its
+/// parent's.
 pub fn at_exit() {
     if REPORT.at_end.load(Ordering::Relaxed)
         && keeper::is_own_process()
@@ -152,14 +156,15 @@ pub fn at_exit() {
     }
 }
 
-/// In a signal's handler: takes no memory, and waits for no lock that its own thread may have.
+/// Called in a signal handler. It allocates no memory, and waits for no lock that the interrupted
+/// thread may hold.
 pub fn at_signal() {
     if REPORT.wanted.load(Ordering::Relaxed) && keeper::is_own_process() {
         report(false);
     }
 }
 
-/// What this process has done itself.
+/// The totals of this process itself.
 fn own_totals(pool: &PoolStats) -> [u64; TOTALS] {
     let mut so_far = totals(pool);
     for (now, before) in so_far.iter_mut().zip(&REPORT.before) {
@@ -168,7 +173,7 @@ fn own_totals(pool: &PoolStats) -> [u64; TOTALS] {
     so_far
 }
 
-/// With 8 KiB of the caller's stack, which is not to be taken where no report is wanted.
+/// Takes 8 KiB of the caller's stack, so it is not inlined into callers that want no report.
 #[cold]
 #[inline(never)]
 fn report(at_end: bool) {
@@ -186,7 +191,7 @@ fn report(at_end: bool) {
     let _ = write(&mut text, at_end, children, &of_children);
     if REPORT.file_len.load(Ordering::Relaxed) == 0 {
         if errors_are_what_they_were() {
-            // Nobody to tell where that fails.
+            // A failure here cannot be reported.
             let _ = text.write_to(2);
         }
         return;
@@ -334,7 +339,7 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
         Bytes(RETIRED_BYTES.get()),
         ZAPPED_BEFORE.get(),
         Bytes(ZAPPED_BEFORE_BYTES.get()),
-        // Without the queue's lock, which a handler's own thread may have.
+        // It does not lock the queue: the interrupted thread may hold that lock.
         Bytes(tenure::stats().retiring_bytes),
     )?;
     writeln!(
@@ -345,10 +350,10 @@ fn retired(text: &mut Text<4096>) -> std::fmt::Result {
     )
 }
 
-/// Page faults of the process so far, without and with reading.
+/// The page faults of the process so far, without and with reading.
 fn faults() -> (u64, u64) {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel fills in the structure it is given.
+    // SAFETY: the kernel fills in the structure.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()

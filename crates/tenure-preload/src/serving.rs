@@ -1,23 +1,24 @@
-//! From which size on the hooks take requests over. The environment sets it once, and a program with which the pool
-//! would interfere takes it back.
+//! The sizes from which on the hooks serve requests. The environment sets them once. The hooks stop
+//! serving in a program that the pool would disturb.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NEVER: usize = usize::MAX;
 
-/// For the whole process: the C library's functions are told no settings.
+/// For the whole process: the arguments of the C library's functions contain no settings.
 pub static ALLOCATIONS: Allocations = Allocations::none();
-/// For the whole process, as [`ALLOCATIONS`].
+/// For the whole process, as [`ALLOCATIONS`] is.
 pub static MAPPINGS: Mappings = Mappings::none();
 
-/// malloc and its kin.
+/// malloc and related functions.
 pub struct Allocations {
-    /// Requests from so many bytes on are looked at: the pool's size, or 0 while the next call is to start
-    /// the keeper, or a thread is starting it. One comparison in the usual case.
+    /// Requests of this size and more are looked at. It is the pool's size, or 0 while the next
+    /// call is to start the keeper, or a thread is starting it. The usual case takes one
+    /// comparison.
     look_from: AtomicUsize,
-    /// Requests from so many bytes on are the pool's.
+    /// The pool serves requests of this size and more.
     from: AtomicUsize,
-    /// Larger requests are the next allocator's.
+    /// The next allocator serves larger requests.
     up_to: AtomicUsize,
 }
 
@@ -37,7 +38,7 @@ impl Allocations {
         self.look_from.store(from, Ordering::Relaxed);
     }
 
-    /// From here on nothing new is served; what is served is freed as before.
+    /// Serves no new request from now on. Served blocks are freed as before.
     pub fn serve_no_more(&self) {
         self.from.store(NEVER, Ordering::Relaxed);
         self.look_from.store(NEVER, Ordering::Relaxed);
@@ -52,29 +53,29 @@ impl Allocations {
         self.from.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is not too large to be served.
+    /// Whether a request is small enough to be served.
     pub fn reach(&self, size: usize) -> bool {
         size <= self.up_to.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is to be looked at closer.
+    /// Whether the hooks look at a request.
     #[inline]
     pub fn are_looked_at(&self, size: usize) -> bool {
         size >= self.look_from.load(Ordering::Relaxed)
     }
 
-    /// Has the next request looked at, whatever its size.
+    /// Makes the hooks look at the next request of any size.
     #[cold]
     pub fn look_at_next(&self) {
         self.look_from.store(0, Ordering::Relaxed);
     }
 
-    /// Whether [`Allocations::look_at_next`] holds.
+    /// Whether [`Allocations::look_at_next`] is in force.
     pub fn look_at_all(&self) -> bool {
         self.look_from.load(Ordering::Relaxed) == 0
     }
 
-    /// Small requests are not looked at any more.
+    /// Makes the hooks ignore small requests again.
     pub fn look_at_served(&self) {
         self.look_from.store(self.from(), Ordering::Relaxed);
     }
@@ -82,9 +83,9 @@ impl Allocations {
 
 /// mmap, munmap and mremap.
 pub struct Mappings {
-    /// mmap is served from the pool from so many bytes on.
+    /// The pool serves mmap from this size on.
     map_from: AtomicUsize,
-    /// Larger mappings are the kernel's, to make or to refuse.
+    /// Larger mappings go to the kernel, which makes or refuses them.
     map_up_to: AtomicUsize,
     /// munmap is retired from so many bytes on.
     unmap_from: AtomicUsize,
@@ -110,12 +111,12 @@ impl Mappings {
         self.map_from.store(from, Ordering::Relaxed);
     }
 
-    /// From here on mmap is the kernel's.
+    /// Makes every mmap go to the kernel from now on.
     pub fn serve_no_more(&self) {
         self.map_from.store(NEVER, Ordering::Relaxed);
     }
 
-    /// From here on every call is the kernel's.
+    /// Makes every call go to the kernel from now on.
     pub fn leave_all(&self) {
         for from in [&self.map_from, &self.unmap_from, &self.populate_from] {
             from.store(NEVER, Ordering::Relaxed);
@@ -126,7 +127,7 @@ impl Mappings {
         self.map_from.load(Ordering::Relaxed) != NEVER
     }
 
-    /// Whether a mapping of this size is the pool's.
+    /// Whether the pool serves a mapping of this size.
     #[inline]
     pub fn serves(&self, len: usize) -> bool {
         len >= self.map_from.load(Ordering::Relaxed)

@@ -1,4 +1,5 @@
-//! Text without allocation: at exit, and before anything works.
+//! Text without allocation: for the end of the process, and for its start, when no allocator works
+//! yet.
 
 #![allow(unsafe_code, reason = "writes to a descriptor of the program's")]
 
@@ -6,7 +7,7 @@ use rustix::io::Errno;
 use std::fmt::{self, Write};
 use std::os::fd::BorrowedFd;
 
-/// So many bytes; what does not fit is cut off.
+/// Text of at most `N` bytes. The rest is cut off.
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -25,12 +26,13 @@ impl<const N: usize> Text<N> {
         self.len == 0
     }
 
-    /// Writes it out in one piece, so that lines of several processes do not mix.
+    /// Writes the text in one call, so that the lines of several processes do not mix.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the kernel.
     pub fn write_to(&self, fd: i32) -> Result<(), Errno> {
-        // SAFETY: looked at for the time of the call only. One that is not open is the kernel's to refuse.
+        // SAFETY: the descriptor is borrowed only for the call. If it is not open the kernel
+        // refuses.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::io::write(fd, self.bytes()).map(drop)
     }
@@ -45,7 +47,7 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// `12.5 MiB`: a number of bytes as people read it.
+/// `12.5 MiB`: a number of bytes in a readable form.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
@@ -64,10 +66,10 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Says something on standard error, as this library.
+/// Prints a message on standard error, with this library's name.
 pub fn say(message: fmt::Arguments<'_>) {
     let mut text = Text::<1024>::new();
     let _ = text.write_fmt(format_args!("tenure: {message}\n"));
-    // Nobody to tell where that fails.
+    // A failure here cannot be reported.
     let _ = text.write_to(2);
 }

@@ -1,26 +1,29 @@
 //! Thread-local variables that never call `malloc`.
 //!
-//! A shared library reaches its thread-local variables through `__tls_get_addr`. After a `dlopen` the
-//! loader's version may have to enlarge the thread's table, and calls `malloc` for it: this library's,
-//! which would use a thread-local variable, and so on without end. Allocators are compiled for the
-//! initial-exec model for that reason; stable Rust cannot choose it. But a library that is loaded
-//! at the start has its variables at a fixed distance from the thread pointer, so this library brings
-//! its own `__tls_get_addr`, hidden from everybody else: the distance, found once by the loader for
-//! one variable, and the offset of the variable that is wanted.
+//! A shared library reaches its thread-local variables through `__tls_get_addr`. After a `dlopen`
+//! the loader's version may have to enlarge the thread's table, and calls `malloc` for it. That
+//! `malloc` is this library's, which would use a thread-local variable, and so on without end. For
+//! this reason allocators are compiled for the initial-exec model, which stable Rust cannot choose.
+//! But a library that is loaded at the start has its variables at a fixed distance from the thread
+//! pointer. So this library defines its own `__tls_get_addr`, hidden from all other libraries. It
+//! adds the distance, which the loader finds once for one variable, and the offset of the wanted
+//! variable.
 //!
-//! On aarch64 the loader's own resolver for libraries loaded at the start does the same already.
+//! On aarch64 the loader's own resolver already does so for libraries that are loaded at the start.
 
 //!
-//! The standard library registers a variable's destructor with `__cxa_thread_atexit_impl`, which calls
-//! `calloc`: the program's allocator, whose lock a forking thread may hold while it waits for one of
-//! tenure's. So this library has that function, too, hidden as well, and it registers nothing. The
-//! keeper's threads do not end; a program's thread that forked leaves some 200 bytes behind.
+//! The standard library registers a variable's destructor with `__cxa_thread_atexit_impl`, which
+//! calls `calloc`. That is the program's allocator. A thread that forks may hold its lock while it
+//! waits for a lock of tenure's. So this library defines that function, too, hidden as well, and it
+//! registers nothing. The keeper's threads do not end. A program's thread that has forked leaks
+//! about 200 bytes.
 
 #![allow(unsafe_code, reason = "defines functions that the loader and the C library call")]
 
 use std::ffi::{c_int, c_void};
 
-/// See above. Rust's own reference to it is weak, and finds this definition first.
+/// The head of this module explains it. Rust's own reference to the function is weak, and finds
+/// this definition first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tenure_registers_no_destructor(
     _destructor: *mut c_void,
@@ -37,7 +40,7 @@ std::arch::global_asm!(
     ".set __cxa_thread_atexit_impl, tenure_registers_no_destructor",
 );
 
-/// The calling thread's own number: where its thread pointer points.
+/// The calling thread's own number: the address in its thread pointer.
 pub fn thread_pointer() -> usize {
     let pointer;
     // SAFETY: reads a register, or the word at its address, which the ABI gives every thread.

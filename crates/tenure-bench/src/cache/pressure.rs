@@ -123,14 +123,14 @@ fn finish(
         None => Sample::from(100.0).with("answers/s", 0.0),
     };
     let sample = sample.with("longest wait ms", wait).with("killed", killed);
-    Ok(if killed > 0.0 { sample.failed("somebody was killed for want of memory") } else { sample })
+    Ok(if killed > 0.0 { sample.failed("a process was killed for lack of memory") } else { sample })
 }
 
 /// Two caches in one process, of which one has misses that cost ten times those of the other.
 pub(super) fn two_caches(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     let setting = Setting::of(options);
     let title = format!(
-        "what values made again cost an answer: two caches, one ten times as costly, beside pulses of {} MiB in {} MiB",
+        "cost of values made again, per answer: two caches, one ten times as costly, beside pulses of {} MiB in {} MiB",
         setting.need >> 20,
         setting.limit >> 20
     );

@@ -61,7 +61,7 @@ fn warnings(before: &Document, after: &Document) -> Vec<String> {
         );
     }
     if before.quick || after.quick {
-        found.push("smoke mode is too small and too short to be believed".into());
+        found.push("a run in smoke mode is too brief for its numbers to count".into());
     }
     for (name, document) in [("first", before), ("second", after)] {
         if let Some(why) = &document.ended_early {

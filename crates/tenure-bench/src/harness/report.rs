@@ -69,7 +69,7 @@ impl<'a> Report<'a> {
             machine.huge_pages,
         )?;
         if options.quick {
-            writeln!(out, "smoke mode: everything runs, too small and too seldom to be believed")?;
+            writeln!(out, "smoke mode: all benchmarks run, but their numbers do not count")?;
         }
         if cfg!(debug_assertions) {
             writeln!(out, "built without optimisation: these numbers mean nothing")?;
@@ -280,7 +280,7 @@ impl<'a> Report<'a> {
         let mut text = format!("\nLosing rows: {} of {}\n", losing.len(), ours.len());
         if !noise.is_empty() {
             text.push_str(&format!(
-                "  and {} more by no more than noise: behind in fewer than four rounds of five\n",
+                "  and {} more within the noise: behind in fewer than four of five rounds\n",
                 noise.len()
             ));
         }
@@ -291,7 +291,7 @@ impl<'a> Report<'a> {
         if self.left_out > 0 {
             let number = self.left_out;
             text.push_str(&format!(
-                "Not measured for want of time: {number} comparisons (--within none measures all)\n"
+                "Not measured for lack of time: {number} comparisons (--within none measures all)\n"
             ));
         }
         if let Some(why) = &self.document.ended_early {

@@ -16,7 +16,7 @@ const OWN_MIB: f64 = 8.0;
 /// The times after everything was freed at which the memory is read. The table has two of these.
 const LOOKS_MS: [u64; 7] = [0, 250, 500, AT_FIRST_MS, 2000, 5000, 10_000];
 const AT_FIRST_MS: u64 = 1000;
-const LATER: &str = "not the kernel's after 10 s";
+const LATER: &str = "kept after 10 s";
 
 /// The table: of a process that has replaced and then freed buffers of 5 to 25 MiB.
 pub(super) fn table(
@@ -107,7 +107,7 @@ fn mib(bytes: u64) -> f64 {
 
 fn sample(answer: &Answer) -> io::Result<Sample> {
     let Some(first) = answer.kept.iter().find(|kept| kept.after_ms == AT_FIRST_MS) else {
-        return Err(io::Error::other("the load did not look at its memory"));
+        return Err(io::Error::other("the load did not measure its memory"));
     };
     let mut sample = Sample::from(mib(first.held_bytes()))
         .with("resident after 1 s", mib(first.anonymous_bytes));

@@ -43,7 +43,7 @@ impl Block {
             },
         });
         let addr = NonNull::new(addr.cast()).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::OutOfMemory, format!("no {len} bytes to be had"))
+            io::Error::new(io::ErrorKind::OutOfMemory, format!("{len} bytes cannot be allocated"))
         })?;
         Ok(Block { addr, len, source })
     }

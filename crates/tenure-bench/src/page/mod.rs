@@ -17,12 +17,11 @@ const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf
 <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\" />\
 <meta name=\"color-scheme\" content=\"light dark\" />";
 
-const LEGEND: &str = "A bar is the median. The line on it goes from the best sample to the one that nine of ten \
-do not exceed; the small ticks below are the samples. Spread is the length of that line, in percent of the \
-median. Tenure's rows are blue, those that it is measured against are grey, and limits and landmarks are light \
-grey. Contestants took turns, so what the machine did besides happened to all of them. A row of tenure that is \
-behind a goal or behind the best of the others is marked: it loses, or, where fewer than four rounds of five \
-agree, it loses by no more than noise.";
+const LEGEND: &str = "A bar is the median. The line on it goes from the best sample to the 90th percentile. The \
+small ticks below it are the samples. Spread is the length of that line, in percent of the median. Tenure's rows \
+are blue, its peers are grey, and limits and landmarks are light grey. The contestants ran in turns, so other \
+work of the machine slowed all of them. A row of tenure that misses a goal, or is behind the best peer, is \
+marked: it loses. If fewer than four of five rounds agree, it loses within the noise.";
 
 /// The page of runs that `tenure bench --json` wrote.
 ///
@@ -116,7 +115,7 @@ fn about(page: &mut String, document: &Document) {
     let _ = write!(page, "<p class=\"facts\">{}.</p>", Text(facts));
     if document.quick {
         page.push_str(
-            "<p class=\"warning\">Smoke mode: everything ran, too small and too seldom to be believed.</p>",
+            "<p class=\"warning\">Smoke mode: all benchmarks ran, but too briefly for their numbers to count.</p>",
         );
     }
     if let Some(why) = &document.ended_early {

@@ -250,8 +250,8 @@ fn volatile(runs: &Runs<'_>) -> Card {
     Card {
         title: "Volatile memory",
         source: "mvolatile and mnovolatile, Kim 2012: its test program, never merged",
-        claim: "A program that marks memory as volatile between two uses keeps it while nobody else needs it, \
-                and does not fault it in again.",
+        claim: "A program that marks memory as volatile between two uses keeps it while no other program needs \
+                it, and does not fault it in again.",
         theirs: (33.10 / 6.04, "faster than MADV_DONTNEED: 6.04 s against 33.10 s, 8 processors (12: 2.02 x)"),
         here: (
             ratio(median(one, "MADV_DONTNEED"), median(one, "tenure")),
@@ -288,15 +288,15 @@ fn unmap(runs: &Runs<'_>) -> Card {
     Card {
         title: "Unmapping without stalls",
         source: "munmap that zaps with the lock shared, Shi 2018: 80 GB, 32 cores",
-        claim: "Whoever needs the address space must not wait until all pages of a large mapping are freed. The \
-                proposal shortens how long the lock is held alone, from 2,165 ms to 35 ms; the caller still \
-                waits for all of it (2,167 ms).",
+        claim: "Other threads must not wait for the address space until all pages of a large mapping are freed. \
+                The proposal holds the lock alone for 35 ms instead of 2,165 ms. The caller still waits for the \
+                whole unmap (2,167 ms).",
         theirs: (2_165_433.0 / 35_148.923, "less time with the lock held alone"),
         here: (
             faster("another thread's worst mmap"),
-            format!("less to wait for the worst mmap of another thread, {size}"),
+            format!("shorter wait of the worst mmap of another thread, {size}"),
         ),
-        head: ["who waits", "munmap", "retire", "better by"],
+        head: ["wait", "munmap", "retire", "better by"],
         lines: lines.into(),
     }
 }
@@ -328,8 +328,8 @@ fn populate(runs: &Runs<'_>) -> Card {
     Card {
         title: "Populate",
         source: "MADV_POPULATE_WRITE, Hildenbrand 2021: 4096 MiB, private",
-        claim: "Making pages ready with one call is faster than writing to each of them, and an error is \
-                reported and not a signal.",
+        claim: "Populating pages with one call is faster than writing to each of them, and an error is reported \
+                instead of a signal.",
         theirs: (708.409 / 572.582, "faster than a write to each page, anonymous 4 KiB pages"),
         here: (
             faster("anon 4 KiB", "Write"),

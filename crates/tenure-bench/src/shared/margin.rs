@@ -88,7 +88,7 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
     }
     if any {
         text.push_str(
-            "  MiB/s: as fast as it was; MiB free: the least that was left under the limit",
+            "  MiB/s: the neighbour's speed; MiB free: the least free memory under the limit",
         );
         text.push('\n');
         report.print(&text)?;
@@ -160,7 +160,7 @@ fn sample(sizes: Sizes, hold: Hold, threads: usize, speed: Option<usize>) -> io:
         sample = sample.with("MiB/s", reached.round());
     }
     sample = sample.with("MiB free", (least >> 20) as f64);
-    Ok(if killed > 0 { sample.failed("somebody was killed for want of memory") } else { sample })
+    Ok(if killed > 0 { sample.failed("a process was killed for lack of memory") } else { sample })
 }
 
 /// Returns the smallest room until the end.

@@ -198,7 +198,7 @@ impl Talk {
     fn expect(&mut self, wanted: &str) -> io::Result<()> {
         match self.line()? {
             line if line == wanted => Ok(()),
-            other => Err(io::Error::other(format!("the server said {other:?}, not {wanted}"))),
+            other => Err(io::Error::other(format!("the server replied {other:?}, not {wanted}"))),
         }
     }
 
@@ -211,7 +211,7 @@ impl Talk {
 
 fn number(text: Option<&str>) -> io::Result<usize> {
     let number = text.and_then(|text| text.parse().ok());
-    number.ok_or_else(|| io::Error::other(format!("the server said {text:?}, not a length")))
+    number.ok_or_else(|| io::Error::other(format!("the server replied {text:?}, not a length")))
 }
 
 impl Store for Client {

@@ -123,7 +123,7 @@ fn sample(way: Way, sizes: Sizes) -> io::Result<Sample> {
         Err(_) if killed > 0 => {
             // Counted as one request in the whole time.
             let time = sizes.time.as_nanos() as f64;
-            return Ok(Sample::from(time).failed("somebody was killed for want of memory"));
+            return Ok(Sample::from(time).failed("a process was killed for lack of memory"));
         }
         done => done?,
     };
@@ -139,7 +139,7 @@ fn sample(way: Way, sizes: Sizes) -> io::Result<Sample> {
         .with("drawn again", all.again as f64)
         .with("MiB", (all.memory >> 20) as f64)
         .with("killed", killed as f64);
-    Ok(if killed > 0 { sample.failed("somebody was killed for want of memory") } else { sample })
+    Ok(if killed > 0 { sample.failed("a process was killed for lack of memory") } else { sample })
 }
 
 /// Starts the workers, from a process in the group.

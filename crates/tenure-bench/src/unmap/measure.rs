@@ -54,7 +54,7 @@ pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Me
         if gone < case.len as u64 / 10 * 9 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("of {} MiB only {} came back", case.len >> 20, gone >> 20),
+                format!("of {} MiB only {} were given back", case.len >> 20, gone >> 20),
             ));
         }
     }

@@ -129,7 +129,7 @@ impl Map {
             if found != page as u64 + 1 {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("page {page} is said to be intact and holds {found}"),
+                    format!("page {page} was reported as intact, but holds {found}"),
                 ));
             }
         }
@@ -143,7 +143,7 @@ impl Map {
             Pages::Huge if huge < self.len as u64 => Err(unsupported(
                 "the kernel gave no huge pages (switched off, or memory is too fragmented)",
             )),
-            Pages::Base if huge > 0 => Err(unsupported("the kernel gave huge pages unasked")),
+            Pages::Base if huge > 0 => Err(unsupported("the kernel made huge pages by itself")),
             _ => Ok(()),
         }
     }

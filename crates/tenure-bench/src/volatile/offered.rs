@@ -212,7 +212,7 @@ fn wait_for_offers(bytes: u64) -> io::Result<()> {
         if Instant::now() > patience {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the keeper had not offered it all after 10 s",
+                "the keeper had not offered all of it after 10 s",
             ));
         }
         thread::sleep(Duration::from_micros(100));

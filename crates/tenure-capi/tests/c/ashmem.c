@@ -1,5 +1,5 @@
-/* A program for Android's ashmem: the header is the only thing of tenure's that it knows, but for one call,
- * which stands for a moment of little memory. */
+/* A program for Android's ashmem. It includes only one header of tenure's, and calls one
+ * function of tenure's, which stands for a moment of little memory. */
 #define _GNU_SOURCE
 #include <cutils/ashmem.h>
 
@@ -80,7 +80,8 @@ static int receive_fd(int socket)
     return fd;
 }
 
-/* What is pinned at first, what an unpin lets go, and what the next pin tells. */
+/* The pages that are pinned at first, the pages that an unpin releases, and the result of the
+ * next pin. */
 static void alone(void)
 {
     int fd = ashmem_create_region("tiles", SIZE);
@@ -107,7 +108,7 @@ static void alone(void)
     memset(bytes + 12 * PAGE, 77, 12 * PAGE);
     CHECK(tenure_ashmem_purge_now(fd) == 0 && is_all(bytes + 12 * PAGE, 77));
 
-    /* By another number. */
+    /* Through another descriptor number. */
     int other = dup(fd);
     CHECK(ashmem_unpin_region(other, 0, PAGE) == 0 && close(fd) == 0);
     CHECK(tenure_ashmem_purge_now(other) == 1);
@@ -153,11 +154,12 @@ static void read_only(void)
     FAILS(ashmem_set_prot_region(fd, PROT_READ | PROT_WRITE), EINVAL);
     CHECK(ashmem_unpin_region(fd, 0, 0) == 0 && tenure_ashmem_purge_now(fd) == (ptrdiff_t)PAGES);
     CHECK(ashmem_pin_region(fd, 0, 0) == ASHMEM_WAS_PURGED && bytes[0] == 0);
-    bytes[0] = 2; /* what was mapped before stays */
+    bytes[0] = 2; /* a mapping from before stays */
     CHECK(close(fd) == 0);
 }
 
-/* One process makes the region and never unpins it; the other, which has no more than the descriptor, does. */
+/* One process makes the region and does not unpin it. The other process, which has only the
+ * descriptor, unpins it. */
 static void two_processes(int prot)
 {
     int pair[2];
@@ -192,7 +194,7 @@ static void two_processes(int prot)
     memset(bytes, 5, 2 * PAGE);
     CHECK(tenure_ashmem_purge_now(fd) == 0); /* pinned there, or purged before */
     CHECK(is_all(bytes, 5) && is_all(bytes + PAGE, 5) && is_all(bytes + 2 * PAGE, 0));
-    /* As with ashmem, a pin is the region's, and stays when its process is killed. */
+    /* As with ashmem, a pin belongs to the region, and stays when its process is killed. */
     CHECK(kill(child, SIGKILL) == 0 && ending(child) == 128 + SIGKILL);
     memset(bytes, 6, SIZE);
     struct timespec wait = { 0, 700000000 };
@@ -218,7 +220,7 @@ static void forked(void)
     CHECK(close(fd) == 0 && munmap(bytes, SIZE) == 0);
 }
 
-/* Kilobytes of this process's addresses that are mapped from files of this name. */
+/* The kilobytes of this process's addresses that are mapped from files of this name. */
 static long mapped_from(const char *name)
 {
     char line[512];
@@ -231,7 +233,8 @@ static long mapped_from(const char *name)
     return found;
 }
 
-/* What the program closes and unmaps is gone soon, and its numbers are free for other files. */
+/* A region that the program closes and unmaps is freed soon, and its descriptor number is free
+ * for other files. */
 static void closed(void)
 {
     int fd = ashmem_create_region("closed", SIZE);

@@ -1,4 +1,4 @@
-/* One owned buffer: counted pins, what was lost, restoring. */
+/* One owned buffer: counted pins, purged pages, restoring. */
 #include "check.h"
 
 #include <pthread.h>
@@ -38,7 +38,7 @@ static void pins(size_t len)
     FAILS(tenure_volatile_unpin(v), EINVAL, "not pinned");
     FAILS(tenure_volatile_unpin(v), EINVAL, "not pinned");
 
-    /* Offered and not taken. */
+    /* Offered, but not purged. */
     CHECK(tenure_volatile_offer_now(v) == 0);
     CHECK(tenure_volatile_pin(v, &bytes) == 0);
     CHECK(tenure_volatile_lost(v, NULL, NULL) == 0);
@@ -55,7 +55,7 @@ static void pins(size_t len)
     CHECK(seen.calls >= 1 && seen.first == 0 && seen.end == len);
     for (size_t i = 0; i < len; i++)
         CHECK(p[i] == 0);
-    /* A nested pin must not take zeros for contents, nor a later one. */
+    /* Neither a nested pin nor a later one may take the zeros for contents. */
     CHECK(tenure_volatile_pin(v, NULL) == 1);
     CHECK(tenure_volatile_unpin(v) == 0);
     CHECK(tenure_volatile_unpin(v) == 0);
@@ -94,7 +94,7 @@ static void shared(void)
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, pin_often, v) == 0);
     for (int i = 0; i < 200; i++)
-        (void)tenure_volatile_offer_now(v); /* EINVAL while somebody has it pinned */
+        (void)tenure_volatile_offer_now(v); /* EINVAL while a thread has it pinned */
     for (int i = 0; i < 4; i++) {
         void *wrong;
         CHECK(pthread_join(threads[i], &wrong) == 0 && wrong == NULL);
@@ -103,7 +103,7 @@ static void shared(void)
     tenure_volatile_free(v);
 }
 
-/* Its memory goes with it. */
+/* The buffer's memory is freed with it. */
 static void freed(void)
 {
     struct tenure_stats before, after;

@@ -1,4 +1,4 @@
-/* The cache: values come back whole or not at all, and outlive their key and their cache. */
+/* The cache: it returns whole values or none, and a value outlives its key and its cache. */
 #include "check.h"
 
 #include <pthread.h>
@@ -47,13 +47,13 @@ static void come_back(struct tenure_cache *c)
         CHECK(tenure_value_is_cached(value) == 1);
         tenure_value_release(value);
     }
-    /* A miss is no error. */
+    /* A miss is not an error. */
     FAILS(tenure_cache_insert(c, NULL, 5, "", 0), EINVAL, "key is 5 bytes");
     unsigned missing = 99;
     errno = 0;
     CHECK(tenure_cache_get(c, &missing, sizeof missing, NULL, NULL) == NULL && errno == ENOENT);
     CHECK(strstr(tenure_last_error(), "key is 5 bytes") != NULL);
-    /* Keys are bytes of any length, zeros and none among them. */
+    /* Keys are bytes of any length, also zero bytes and no bytes. */
     CHECK(tenure_cache_insert(c, "a\0b", 3, "first", 5) == 0);
     CHECK(tenure_cache_insert(c, "a\0c", 3, "second", 6) == 0);
     CHECK(tenure_cache_insert(c, NULL, 0, "none", 4) == 0);
@@ -67,7 +67,7 @@ static void come_back(struct tenure_cache *c)
     tenure_value_release(value);
 }
 
-/* A value stays as it is while it is held, whatever becomes of its key and of the cache. */
+/* A value does not change while it is held, even if its key or the cache goes. */
 static void outlive(void)
 {
     struct tenure_cache *c = tenure_cache_new(NULL);
@@ -104,7 +104,7 @@ static int make(void *arg, struct tenure_made *into)
     nanosleep(&(struct timespec){0, 20000000}, NULL); /* time for the others to ask as well */
     if (making->fail)
         return making->fail;
-    /* Grow in two steps: what was written stays. */
+    /* The value grows in two steps and keeps its bytes. */
     unsigned char *room = tenure_made_resize(into, 3);
     if (room == NULL)
         return 1;
@@ -193,14 +193,15 @@ static void options(void)
     FAILS_NULL(tenure_cache_new(&opts), E2BIG, "reserved");
 }
 
-/* What the kernel takes is missing afterwards, and what is there is right. */
+/* A purged value is missing afterwards, and a value that is found has the right bytes. */
 static void purged(void)
 {
     struct tenure_cache *c = tenure_cache_new(NULL);
     const unsigned keys = 20000; /* 80 MB */
     for (unsigned key = 0; key < keys; key++)
         put(c, key, 4000);
-    /* Have every segment offered, then purge them through their addresses. */
+    /* Makes the worker offer every segment, and then purges the segments through their
+     * addresses. */
     struct tenure_settings settings;
     CHECK(tenure_settings(&settings, sizeof settings) == 0);
     settings.offer_after_us = 1000;
@@ -213,7 +214,7 @@ static void purged(void)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
     CHECK(now.offered_bytes >= 60 * MIB);
-    /* A few values held: their segments must stay. */
+    /* Some values are held: their segments must stay. */
     const void *held_bytes;
     size_t held_len;
     unsigned first = 0;
@@ -227,7 +228,7 @@ static void purged(void)
         uintptr_t start, end;
         if (sscanf(line, "%lx-%lx rw", &start, &end) != 2 || strchr(line, '/') || strchr(line, '['))
             continue;
-        /* PAGEOUT discards what is offered; without swap it leaves everything else alone. */
+        /* PAGEOUT discards offered pages. Without swap it keeps all other pages. */
         for (uintptr_t at = start; at < end; at += 2 * MIB) {
             size_t len = end - at < 2 * MIB ? end - at : 2 * MIB;
             size_t before = present((void *)at, len);
@@ -257,7 +258,7 @@ static void purged(void)
     tenure_cache_free(c);
 }
 
-/* Other memory could be swapped out instead of being left alone, which the counts take for a purge. */
+/* With swap the kernel could swap other pages out, and the counts would take that for a purge. */
 static int has_swap(void)
 {
     char line[256];

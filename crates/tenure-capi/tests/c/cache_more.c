@@ -1,4 +1,5 @@
-/* The cache: values with several owners, going over all of it, and being told of what leaves. */
+/* The cache: values with several owners, a walk over all values, and the callback for values
+ * that leave. */
 #include "check.h"
 
 #include <pthread.h>
@@ -25,7 +26,7 @@ static void *read_and_release(void *arg)
     return (void *)wrong;
 }
 
-/* Each owner releases the value once, on its own thread, when the key and the cache are gone. */
+/* Each owner releases the value once, on its own thread, after the key and the cache have gone. */
 static void several_owners(void)
 {
     struct tenure_cache *c = tenure_cache_new(NULL);
@@ -57,7 +58,7 @@ static void several_owners(void)
     FAILS_NULL(tenure_value_bytes(NULL, &len), EINVAL, "NULL");
 }
 
-/* Going over all of it. */
+/* A walk over all values. */
 
 struct seen {
     struct tenure_cache *cache;
@@ -85,7 +86,7 @@ static int each(void *arg, const void *key, size_t key_len, const void *bytes, s
     CHECK(len == 1000);
     for (size_t i = 0; i < len; i++)
         CHECK(((const unsigned char *)bytes)[i] == number);
-    /* It may use the cache. */
+    /* The function may use the cache. */
     struct tenure_value *value = tenure_cache_get(seen->cache, key, key_len, NULL, NULL);
     CHECK(value != NULL);
     tenure_value_release(value);
@@ -135,7 +136,7 @@ static void all_of_it(void)
     tenure_cache_free(c);
 }
 
-/* Being told of what leaves. */
+/* The callback for values that leave. */
 
 struct told {
     atomic_uint count[5];
@@ -183,11 +184,11 @@ static void told_of(void)
         put(c, key, key);
     struct tenure_cache_stats stats;
     CHECK(tenure_cache_stats(c, &stats, sizeof stats) == 0 && stats.evictions > 10000);
-    /* Each once: what is there no more was told of. */
+    /* The callback got each missing value once. */
     unsigned gone = told.count[TENURE_EVICTED] + told.count[TENURE_PURGED];
     CHECK(gone == 30000 - stats.values);
 
-    /* The last value ends the cache, and then the argument is freed. */
+    /* The release of the last value ends the cache, and then the argument is freed. */
     struct tenure_value *held = NULL;
     for (key = 30000; held == NULL && key-- > 0;)
         held = tenure_cache_get(c, &key, sizeof key, NULL, NULL);
@@ -197,12 +198,12 @@ static void told_of(void)
     tenure_value_release(held);
     CHECK(told.freed == 1);
 
-    /* No cache, so the argument stays the caller's. */
+    /* There is no cache, so the caller keeps the argument. */
     opts.priority = 8;
     FAILS_NULL(tenure_cache_new(&opts), EINVAL, "priority 8");
     CHECK(told.freed == 1);
 
-    /* What a miss costs changes nothing where there is one cache. */
+    /* With one cache the cost of a miss changes nothing. */
     struct tenure_cache_opts costly = TENURE_CACHE_OPTS_INIT;
     costly.miss_cost_ns = 20 * 1000 * 1000;
     c = tenure_cache_new(&costly);
@@ -210,7 +211,7 @@ static void told_of(void)
     put(c, 1, 1);
     tenure_cache_free(c);
 
-    /* A program that was built for the options before there was a listener. */
+    /* A program that was built before the options had a listener. */
     struct tenure_cache_opts older = TENURE_CACHE_OPTS_INIT;
     older.size = (size_t)((char *)&older.removed - (char *)&older);
     older.removed = (tenure_removed_fn)1; /* beyond its size, so never called */

@@ -1,7 +1,7 @@
-/* Threads that are cancelled while they are inside tenure, in every kind of call that can wait or that
- * opens files: none is cut short in there, so nothing breaks and nobody waits for a thread that is gone.
- * Once with the usual type of cancellation, once with the asynchronous one. The first argument is the
- * number of rounds for each. */
+/* Threads are cancelled while they are inside tenure, in every kind of call that can wait or
+ * that opens files. Each call finishes first, so no state breaks and no thread waits for one
+ * that has gone. One pass uses the usual type of cancellation, and one the asynchronous type.
+ * The first argument is the number of rounds for each. */
 #include "check.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void nap(long us)
     nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000}, NULL);
 }
 
-/* A callback that waits where a thread may be cancelled. */
+/* A callback that waits at a cancellation point. */
 static void wait_in_callback(void)
 {
     int state;
@@ -67,8 +67,8 @@ static void see_gone(size_t offset, size_t len, void *arg)
     wait_in_callback();
 }
 
-/* The work of the threads. What a call gives may be lost with a thread that is cancelled after it, so
- * the jobs leave at most a pin or some memory behind. */
+/* The work of the threads. A thread that is cancelled after a call may lose its result, so the
+ * jobs leave at most a pin or some memory behind. */
 
 static void mark(void)
 {
@@ -282,7 +282,8 @@ static void too_long(int signal)
     _exit(1);
 }
 
-/* Two threads at once, cancelled at a moment that differs from round to round; then the call again. */
+/* Two threads at the same time, cancelled at a moment that differs in each round. Then the call
+ * is made again. */
 static void cancel_one(size_t job, unsigned round)
 {
     void (*work)(void) = jobs[job].work;
@@ -304,7 +305,7 @@ static void cancel_one(size_t job, unsigned round)
     alarm(0);
 }
 
-/* Whether a thread may be cancelled is afterwards as it was before. */
+/* After a call the cancellation state is as it was before. */
 static void states_are_restored(void)
 {
     const int states[] = {PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DISABLE};
@@ -327,8 +328,9 @@ int main(int argc, char **argv)
     unsigned rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 25;
     CHECK(signal(SIGALRM, too_long) != SIG_ERR);
     struct tenure_cache_opts small = TENURE_CACHE_OPTS_INIT;
-    /* Asynchronous cancellation takes a thread at the end of a call, before the caller has the value: it
-     * is held for good, and its 4 MiB segment with it. There is room for one such value a thread. */
+    /* Asynchronous cancellation ends a thread at the end of a call, before the caller has the
+     * value. The value then stays held for ever, and its 4 MiB segment with it. There is room
+     * for one such value per thread. */
     small.ceiling = 512 * MIB;
     cache = tenure_cache_new(&small);
     buffer = tenure_volatile_new(LEN);
@@ -341,7 +343,7 @@ int main(int argc, char **argv)
     locked = map(LEN);
     populated = map(4 * MIB);
     states_are_restored();
-    /* Some may be allowed to lock less. */
+    /* Some users may lock less. */
     int may_lock = tenure_lock_explain(8 * LEN, NULL, 0) == 0;
 
     const int types[] = {PTHREAD_CANCEL_DEFERRED, PTHREAD_CANCEL_ASYNCHRONOUS};

@@ -1,5 +1,5 @@
-/* What the test programs share: checks that say what failed, pages with known contents, and a look
- * at which pages are really there. */
+/* Functions that the test programs share: checks that print the failure, pages with known
+ * contents, and a function that finds resident pages. */
 
 #ifndef CHECK_H
 #define CHECK_H
@@ -32,7 +32,7 @@
         }                                                                                        \
     } while (0)
 
-/* `call` fails with this errno, and the sentence has this in it. */
+/* `call` fails with this errno, and the sentence contains this text. */
 #define FAILS(call, number, text)                                                                \
     do {                                                                                         \
         errno = 0;                                                                               \
@@ -65,12 +65,12 @@ static inline unsigned char *map(size_t len)
 {
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(at != MAP_FAILED);
-    /* Not every test is about huge pages, and a kernel that makes them unasked must not decide. */
+    /* Only some tests are about huge pages, so the kernel must not make them by itself. */
     madvise(at, len, MADV_NOHUGEPAGE);
     return (unsigned char *)at;
 }
 
-/* Never 0, so that a zero page is a lost one; another for each page of 251. */
+/* Not 0, so that a zero page is a lost one. Each of 251 pages has another letter. */
 static inline unsigned char letter(size_t page)
 {
     return (unsigned char)(page % 251 + 1);
@@ -90,7 +90,7 @@ static inline int page_is(const unsigned char *page, unsigned char byte)
     return 1;
 }
 
-/* How many pages of [at, at + len) are in memory, by their page-table entries. */
+/* How many pages of [at, at + len) are resident, by their page-table entries. */
 static inline size_t present(const void *at, size_t len)
 {
     int fd = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -105,7 +105,7 @@ static inline size_t present(const void *at, size_t len)
     return count;
 }
 
-/* How a child made by fork ended: its exit status, or 128 and the signal it died of. */
+/* How a child of fork ended: its exit status, or 128 and the signal that killed it. */
 static inline int ending(pid_t child)
 {
     int status;

@@ -1,12 +1,12 @@
-/* What cannot be: each with its errno, and a sentence that names the range, the reason and what to do
- * about it. Nothing is marked by a call that fails. */
+/* Impossible calls: each fails with its errno, and a sentence that names the range, the reason
+ * and a remedy. A call that fails marks nothing. */
 #include "check.h"
 
 #include <pthread.h>
 
 #define LEN (16 * PAGE)
 
-/* The sentence names the function, the range as it was given, and a remedy. */
+/* The sentence names the function, the range that the caller gave, and a remedy. */
 static void names(const char *call, const void *at, size_t len, const char *remedy)
 {
     char range[128];
@@ -42,7 +42,7 @@ static void not_marked(unsigned char *p)
     FAILS(tenure_offer_now(p, LEN), EINVAL, "no page of the range is marked volatile");
     names("tenure_offer_now", p, LEN, "mark it first");
     FAILS(tenure_purge_now(p, LEN), EINVAL, "no page of the range is marked volatile");
-    CHECK(tenure_mnovolatile(p, LEN) == 0); /* what was never marked is there */
+    CHECK(tenure_mnovolatile(p, LEN) == 0); /* a range without a mark has its pages */
 }
 
 static void wrong_memory(unsigned char *p)
@@ -114,7 +114,8 @@ static void null_objects(void)
     FAILS(tenure_cache_insert(c, "k", 1, NULL, 3), EINVAL, "the value is 3 bytes");
     FAILS(tenure_cache_remove(c, NULL, 3), EINVAL, "the key is 3 bytes");
     FAILS(tenure_cache_insert(c, "k", SIZE_MAX, "v", 1), EINVAL, "the key is");
-    /* Longer than a value can be: refused before it is read, so it need not be there. */
+    /* Longer than a value can be. The call refuses the length before it reads, so the memory
+     * need not exist. */
     void *large = mmap(NULL, ((size_t)4 << 30) + PAGE, PROT_READ,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(large != MAP_FAILED);
@@ -133,7 +134,7 @@ static void *in_thread(void *arg)
 
 static void sentences(unsigned char *p)
 {
-    /* Each thread has its own, and a call that succeeds leaves it. */
+    /* Each thread has its own sentence, and a call that succeeds leaves it. */
     FAILS(tenure_mvolatile(p + 1, PAGE), EINVAL, "not a multiple");
     pthread_t thread;
     void *wrong;

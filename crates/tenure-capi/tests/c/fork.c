@@ -1,4 +1,4 @@
-/* A child made by fork has the same marks and the same promise, on its own pages. */
+/* A child of fork has the marks of its parent and the promises, for its own pages. */
 #include "check.h"
 
 #include <signal.h>
@@ -8,12 +8,14 @@
 
 static void child_of_marked(unsigned char *p, struct tenure_volatile *v)
 {
-    /* What the parent marked is marked here, and what is there is right. */
+    /* The ranges that the parent has marked are marked here, and a page that is present has its
+     * bytes. */
     CHECK(tenure_is_volatile(p, LEN) == 1);
     CHECK(tenure_mnovolatile(p, LEN) == 0);
     for (size_t i = 0; i < PAGES; i++)
         CHECK(page_is(p + i * PAGE, letter(i)));
-    /* Its own pages, once written, can go here without going there. */
+    /* Once the child has written its own pages, the kernel can take them here and leave the
+     * parent's. */
     memset(p, 'c', LEN);
     CHECK(tenure_mvolatile(p, LEN) == 0);
     CHECK(tenure_purge_now(p, LEN) == 0);
@@ -31,7 +33,7 @@ static void child_of_marked(unsigned char *p, struct tenure_volatile *v)
 static void child_of_purged(unsigned char *p)
 {
     if (tenure_detection() == TENURE_DETECTION_USERFAULTFD) {
-        /* A touch without unmarking raises SIGBUS here as well. */
+        /* A touch without an unmark raises SIGBUS in the grandchild as well. */
         pid_t grandchild = fork();
         if (grandchild == 0) {
             (void)*(volatile unsigned char *)p;

@@ -1,6 +1,6 @@
-/* A handler of purged touches that is left by siglongjmp, as language runtimes do: the next touch
- * finds everything as the first one did, also on a thread that blocks the signals it does not raise
- * itself. */
+/* A program leaves a handler of purged touches by siglongjmp, as language runtimes do. The next
+ * touch must work as the first one did, also on a thread that blocks all signals that it does
+ * not raise itself. */
 #include "check.h"
 
 #include <setjmp.h>
@@ -31,7 +31,7 @@ static int put_back(void *address, void *range, size_t len)
     return 1;
 }
 
-/* Further down the stack than the handler that was left. */
+/* Further down the stack than the handler that the program has left. */
 static __attribute__((noinline)) unsigned char touch_from_below(void)
 {
     volatile unsigned char below[64 * 1024];
@@ -61,7 +61,7 @@ int main(void)
             CHECK(!"the handler was due");
         }
         CHECK(calls == round);
-        /* What was interrupted holds nothing up. */
+        /* The interrupted call holds no lock. */
         pid_t child = fork();
         if (child == 0)
             _exit(0);

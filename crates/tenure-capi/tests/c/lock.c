@@ -1,5 +1,6 @@
-/* Locking: both kinds kept apart, failures that change nothing and say why, the whole process, and
- * mappings that are locked on fault from birth; checked against what the kernel shows. */
+/* Locking: the two kinds stay apart, failures change nothing and give the reason, the whole
+ * process, and mappings that are locked on fault from the start. The kernel's figures confirm
+ * it. */
 #include "check.h"
 
 #include <sys/resource.h>
@@ -43,7 +44,7 @@ static void kinds(unsigned char *p)
     CHECK(present(p, LEN) == 1);
     CHECK(tenure_mlock2(p, 4 * PAGE, TENURE_MLOCK_LOCKED) == 0);
     CHECK(held_as(p, "FFFFoooo") && present(p, LEN) == 4);
-    /* On fault over full does not weaken; clearing one kind leaves the other. */
+    /* A lock on fault does not weaken a full lock. Clearing one kind leaves the other. */
     CHECK(tenure_mlock2(p, LEN, TENURE_MLOCK_ONFAULT) == 0);
     CHECK(held_as(p, "FFFFoooo"));
     CHECK(tenure_munlock2(p, 2 * PAGE, TENURE_MLOCK_LOCKED) == 0);
@@ -60,7 +61,7 @@ static void refused(unsigned char *p)
     FAILS(tenure_mlock2(p, LEN, 3), EINVAL, "not one kind");
     FAILS(tenure_mlock2(p, 0, 1), EINVAL, "empty");
     FAILS(tenure_mlock2(p + 1, (size_t)-1, 1), EINVAL, "");
-    /* As the kernel's call, it takes the pages that the range touches. */
+    /* As the kernel's call does, it takes the pages that the range touches. */
     CHECK(tenure_mlock2(p + PAGE - 1, 2, TENURE_MLOCK_ONFAULT) == 0);
     CHECK(held_as(p, "oo------"));
     CHECK(tenure_munlock2(p + PAGE + 7, 1, TENURE_MLOCK_ONFAULT) == 0);
@@ -90,7 +91,7 @@ static void refused(unsigned char *p)
     CHECK(tenure_munlock2(p, LEN, 3) == 0);
 }
 
-/* An ordinary user's limit, in a child. */
+/* The limit of an ordinary user, in a child. */
 static void limited(unsigned char *p)
 {
     pid_t child = fork();
@@ -127,7 +128,7 @@ static void born(void)
     CHECK(present(p, LEN) == 1);
     unsigned char *q = tenure_mmap(p, 2 * PAGE, PROT_READ | PROT_WRITE, flags | MAP_FIXED, -1, 0);
     CHECK(q == p && held_as(p, "oooooooo"));
-    /* Without the flag it is mmap. */
+    /* Without the flag the call is mmap. */
     q = tenure_mmap(p, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     CHECK(q == p && held_as(p, "-ooooooo"));
     errno = 0;

@@ -1,4 +1,4 @@
-/* Counted locks, what is locked in fact, and whether more could be. */
+/* Counted locks, the locked state of a range, and whether more could be locked. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -7,7 +7,7 @@
 #define PAGES ((size_t)8)
 #define LEN (PAGES * PAGE)
 
-/* Bytes of the range that the receipt says to be locked so. */
+/* The bytes of the range that have this state in the receipt. */
 static size_t bytes_as(const void *p, size_t len, uint32_t state)
 {
     struct tenure_lock_part parts[32];
@@ -44,7 +44,7 @@ static void nests(unsigned char *p)
     CHECK(bytes_as(p, LEN, TENURE_LOCK_FULL) == 0);
     CHECK(bytes_as(p, LEN, TENURE_LOCK_ON_FAULT) == 4 * PAGE);
     CHECK(bytes_as(p, LEN, TENURE_LOCK_NONE) == 4 * PAGE);
-    /* The uncounted call is one more that wants it. */
+    /* The uncounted call counts as one more lock. */
     CHECK(tenure_mlock2(p + 7 * PAGE, PAGE, TENURE_MLOCK_ONFAULT) == 0);
     tenure_unlock(b);
     CHECK(bytes_as(p, LEN, TENURE_LOCK_ON_FAULT) == PAGE && charged() == before + PAGE);
@@ -54,7 +54,8 @@ static void nests(unsigned char *p)
 
 static void receipts(unsigned char *p)
 {
-    /* How many parts there are, with no room and with too little; a size of the future. */
+    /* The number of parts without room, with too little room, and with a size of a future
+     * release. */
     struct tenure_held *held = tenure_lock(p + PAGE, PAGE, TENURE_MLOCK_LOCKED);
     CHECK(held);
     int count = tenure_lock_receipt(p, 3 * PAGE, NULL, 0, 0);
@@ -79,7 +80,7 @@ static void refused(unsigned char *p)
 {
     CHECK(tenure_lock(p, LEN, 3) == NULL && errno == EINVAL);
     CHECK(strstr(tenure_last_error(), "not one kind"));
-    /* Root with CAP_IPC_LOCK is held by no limit. */
+    /* No limit holds for root with CAP_IPC_LOCK. */
     struct tenure_lock_answer answer;
     memset(&answer, 0x55, sizeof answer);
     int said = tenure_lock_explain((uint64_t)1 << 50, &answer, sizeof answer);

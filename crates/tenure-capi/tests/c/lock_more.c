@@ -1,4 +1,4 @@
-/* Locks that become whole in the background, and locks within a budget. */
+/* Locks that prefault in the background, and locks within a budget. */
 
 #define _GNU_SOURCE
 #include "check.h"
@@ -58,7 +58,7 @@ static void gradually(void)
     tenure_gradual_end(g);
     CHECK(locked() == 0);
 
-    /* What cannot be brought is told, every time, and the lock stays. */
+    /* Every wait reports the pages that cannot be prefaulted, and the lock stays. */
     CHECK(mprotect(p + MIB, 4096, PROT_NONE) == 0);
     CHECK(madvise(p, MIB, MADV_DONTNEED) == 0);
     g = tenure_lock_gradually(p, len);
@@ -71,7 +71,7 @@ static void gradually(void)
     tenure_gradual_end(g);
     CHECK(locked() == 0);
 
-    /* As the kernel's own calls, the pages that the bytes lie in. */
+    /* As the kernel's own calls, it takes the pages in which the bytes lie. */
     g = tenure_lock_gradually(p + 1, len - 2);
     CHECK(g != NULL && locked() == len);
     tenure_gradual_end(g);
@@ -97,7 +97,7 @@ static void within(void)
     CHECK(w != NULL);
     struct tenure_within_status now;
     for (int part = 0; part < 4; part++) {
-        /* Windows at the ends of a part may be cut, or belong to its neighbour. */
+        /* Windows at the ends of a part may be cut, or belong to the neighbouring part. */
         size_t wanted = (size_t)(part + 1) * budget / 4 * 3;
         memset(p + part * MIB, 40 + part, MIB);
         for (int i = 0; i < 1000; i++) {

@@ -1,7 +1,7 @@
-/* A program that was written for the system calls once proposed to Linux: mlock2 with a flag for each
- * kind, munlock2, munlockall2 and MAP_LOCKONFAULT. It goes the way of the proposal's own test: map, lock,
- * touch, and look at the page map. Nothing but `-include tenure_compat.h` is added, or an include of it
- * after the system's headers. */
+/* A program for the system calls that were once proposed to Linux: mlock2 with a flag for each
+ * kind, munlock2, munlockall2 and MAP_LOCKONFAULT. It follows the proposal's own test: map,
+ * lock, touch, and read the page map. The only change is `-include tenure_compat.h`, or an
+ * include of it after the system's headers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -130,7 +130,7 @@ static int test_munlockall(size_t page)
     map = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | MAP_PRIVATE, -1, 0);
     MUST(map != MAP_FAILED && vma_has(map, " lf") == 1);
     MUST(munlockall2(MCL_FUTURE) == 0);
-    MUST(vma_has(map, " lf") == 1); /* what is locked stays so */
+    MUST(vma_has(map, " lf") == 1); /* locked memory stays locked */
     char *later = mmap(NULL, 2 * page, PROT_READ, MAP_ANONYMOUS | MAP_SHARED, -1, 0);
     MUST(later != MAP_FAILED && !vma_has(later, " lo"));
     MUST(munlockall2(MCL_ONFAULT) == 0);
@@ -139,7 +139,7 @@ static int test_munlockall(size_t page)
     return 0;
 }
 
-/* The charge is the whole length, when the lock is made. */
+/* The lock is charged with its whole length when it is made. */
 static int test_limit(size_t page)
 {
     MUST(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);

@@ -1,4 +1,5 @@
-/* After the main thread has ended /proc/self shows a process without memory; the others go on. */
+/* After the main thread has ended /proc/self shows a process without memory. The other threads
+ * continue. */
 #include "check.h"
 
 #include <pthread.h>

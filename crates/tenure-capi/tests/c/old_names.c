@@ -1,7 +1,6 @@
-/* A program that was written for the system calls once proposed to Linux, mvolatile and mnovolatile:
- * threads that each go round the pieces of a large area, take a piece, use it and let it go. It is
- * compiled with nothing but `-include tenure_compat.h` added, so the feature macro below must still
- * work. */
+/* A program for the system calls that were once proposed to Linux, mvolatile and mnovolatile.
+ * Each thread takes the pieces of a large area in turn: it takes a piece, uses it and releases
+ * it. The only change is `-include tenure_compat.h`, so the feature macro below must still work. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -64,7 +63,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "%d calls or contents were wrong\n", (int)wrong);
         return 1;
     }
-    /* The pages are not faulted in again each round: a fault for each would be ROUNDS times this. */
+    /* The pages do not fault again in each round: a fault for each would be ROUNDS times this
+     * number. */
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     long pages = (long)count * (AREA / 4096);

@@ -1,4 +1,4 @@
-/* Populating and discarding, with the effect of each call looked at. */
+/* Populating and discarding, with a check of the effect of each call. */
 #include "check.h"
 
 #include <pthread.h>
@@ -51,7 +51,8 @@ static void failures(void)
     result.size = 4;
     FAILS(tenure_populate(p, PAGE, TENURE_POPULATE_READ, NULL, &result), EINVAL, "size");
 
-    /* A newer program's structures: what this library does not know must be zero, and is zeroed. */
+    /* A newer program's structures: fields that this library does not know must be zero, and the
+     * library writes zeros to them. */
     struct { struct tenure_populate_opts known; uint64_t more; } newer = {
         .known = TENURE_POPULATE_OPTS_INIT, .more = 1 };
     newer.known.size = sizeof newer;
@@ -62,7 +63,7 @@ static void failures(void)
     told.known.size = sizeof told;
     CHECK(tenure_populate(p, PAGE, TENURE_POPULATE_READ, &newer.known, &told.known) == 0);
     CHECK(told.known.size == sizeof told && told.known.populated == PAGE && told.more == 0);
-    /* Structures that nobody has initialised: no size that is read from there may be believed. */
+    /* Structures that were not initialised: the library must not trust a size in them. */
     memset(&result, 0x7f, sizeof result);
     FAILS(tenure_populate(p, PAGE, TENURE_POPULATE_READ, NULL, &result), E2BIG, "sizeof");
     result = (struct tenure_populate_result)TENURE_POPULATE_RESULT_INIT;
@@ -70,7 +71,7 @@ static void failures(void)
     FAILS(tenure_populate(p, PAGE, TENURE_POPULATE_READ, &newer.known, NULL), E2BIG, "sizeof");
     newer.known.size = sizeof newer;
 
-    /* Volatile memory is not made the program's own behind tenure's back. */
+    /* Populate must not take volatile memory back behind tenure's back. */
     fill(p, 0, 16);
     CHECK(tenure_mvolatile(p, 16 * PAGE) == 0);
     FAILS(tenure_populate(p, PAGE, TENURE_POPULATE_WRITE, NULL, NULL), EINVAL, "volatile");
@@ -91,7 +92,7 @@ static void files(void)
     opts.fd = fd;
     CHECK(tenure_populate(p, 64 * PAGE, TENURE_POPULATE_WRITE, &opts, NULL) == 0);
     CHECK(present(p, 64 * PAGE) == 64);
-    /* Cut while it is mapped: an error where a touch would be the end. */
+    /* The file is truncated while it is mapped: an error, where a touch would kill the process. */
     struct tenure_populate_result result = TENURE_POPULATE_RESULT_INIT;
     CHECK(ftruncate(fd, (off_t)(10 * PAGE)) == 0);
     FAILS(tenure_populate(p, 64 * PAGE, TENURE_POPULATE_READ, &opts, &result), EFAULT, "past the end");
@@ -140,7 +141,7 @@ static void watched(void)
     CHECK(present(p, len) * PAGE == result.populated);
     CHECK((unsigned char *)result.first_missing == p + result.populated);
 
-    /* So does a deadline. */
+    /* A deadline ends it, too. */
     CHECK(tenure_discard(p, len) == 0);
     opts.progress = NULL;
     opts.deadline_ms = 1;

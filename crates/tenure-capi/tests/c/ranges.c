@@ -1,4 +1,5 @@
-/* Marking, discarding and unmarking ranges: what is kept, what goes, and what is said about it. */
+/* Marking, discarding and unmarking ranges: the pages that stay, the pages that go, and the
+ * reports. */
 #include "check.h"
 
 #define PAGES ((size_t)64)
@@ -12,7 +13,7 @@ static void intact(unsigned char *p)
     CHECK(tenure_is_volatile(p, LEN) == 1);
     CHECK(tenure_mnovolatile(p, LEN) == 0);
     CHECK(tenure_is_volatile(p, LEN) == 0);
-    /* Told to the kernel, and not taken. */
+    /* Offered, but not purged. */
     CHECK(tenure_mvolatile(p, LEN) == 0);
     CHECK(tenure_offer_now(p, LEN) == 0);
     CHECK(tenure_mnovolatile(p, LEN) == 0);
@@ -38,7 +39,7 @@ static void purged(unsigned char *p)
     fill(p, 0, PAGES);
     CHECK(tenure_mvolatile(p, LEN) == 0);
     CHECK(tenure_purge_now(p + from * PAGE, (to - from) * PAGE) == 0);
-    /* The pages are really gone, and no others. */
+    /* These pages have really gone, and no others. */
     CHECK(present(p + from * PAGE, (to - from) * PAGE) == 0);
     CHECK(present(p, from * PAGE) == from);
     CHECK(present(p + to * PAGE, (PAGES - to) * PAGE) == PAGES - to);
@@ -49,12 +50,12 @@ static void purged(unsigned char *p)
     CHECK(seen.bytes == (to - from) * PAGE);
     for (size_t i = 0; i < PAGES; i++)
         CHECK(page_is(p + i * PAGE, i >= from && i < to ? 0 : letter(i)));
-    /* What was lost is ordinary memory again. */
+    /* Purged pages are ordinary memory again. */
     fill(p, from, to);
     CHECK(tenure_mvolatile(p, LEN) == 0);
     CHECK(tenure_mnovolatile(p, LEN) == 0);
     CHECK(page_is(p + from * PAGE, letter(from)));
-    /* Without a callback the answer is the same. */
+    /* Without a callback the result is equal. */
     CHECK(tenure_mvolatile(p, LEN) == 0);
     CHECK(tenure_purge_now(p, LEN) == 0);
     CHECK(tenure_mnovolatile_map(p, LEN, NULL, NULL) == 1);
@@ -70,7 +71,7 @@ static void parts(unsigned char *p)
     CHECK(tenure_is_volatile(p + 8 * PAGE, 8 * PAGE) == 0);
     CHECK(tenure_is_volatile(p + 15 * PAGE, 2 * PAGE) == 1);
     CHECK(tenure_purge_now(p, LEN) == 0);
-    /* What is not volatile stays. */
+    /* Pages that are not volatile stay. */
     for (size_t i = 8; i < 16; i++)
         CHECK(page_is(p + i * PAGE, letter(i)));
     CHECK(present(p, LEN) == 8);
@@ -80,7 +81,7 @@ static void parts(unsigned char *p)
     CHECK(tenure_mnovolatile(p, LEN) == 0);
 }
 
-/* A page that was never touched has lost nothing. */
+/* A page that was not touched has lost nothing. */
 static void untouched(void)
 {
     unsigned char *p = map(LEN);

@@ -1,4 +1,4 @@
-/* Buffers that make their purged bytes again: page by page, as a whole, and when that fails. */
+/* Buffers that make their purged bytes again: page by page, as a whole, and with a failure. */
 #include "check.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 struct source {
     atomic_int calls, freed;
-    atomic_int fail; /* what the callback returns */
+    atomic_int fail; /* the callback's result */
     size_t last_len;
 };
 
@@ -20,7 +20,7 @@ static int make(void *arg, size_t offset, void *bytes, size_t len)
     struct source *source = arg;
     source->calls++;
     source->last_len = len;
-    /* Scribbled over before a failure: such bytes must never be seen. */
+    /* The callback writes other bytes before a failure: no reader may see them. */
     memset(bytes, 0xEE, len);
     if (source->fail)
         return source->fail;
@@ -52,7 +52,7 @@ static struct tenure_volatile *new_buffer(unsigned scope, struct source *source)
 static void free_buffer(struct tenure_volatile *v, struct source *source)
 {
     tenure_volatile_free(v);
-    /* A refill that was under way may hold it for a moment. */
+    /* A refill in progress may hold it for a moment. */
     for (int i = 0; i < 2000 && !source->freed; i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     CHECK(source->freed == 1);
@@ -87,7 +87,7 @@ static void failing_at_a_pin(void)
     source.fail = 42;
     FAILS(tenure_volatile_pin(v, NULL), EIO, "42");
     FAILS(tenure_volatile_pin(v, NULL), EIO, "42");
-    /* A pin that failed is none. */
+    /* A pin that failed does not count. */
     source.fail = 0;
     CHECK(tenure_volatile_pin(v, NULL) == 0);
     all_good(tenure_volatile_address(v));
@@ -105,7 +105,8 @@ static void at_a_touch(unsigned scope)
     CHECK(p[5 * PAGE + 9] == letter(5));
     CHECK(source.calls == 1);
     CHECK(source.last_len == (scope == TENURE_REFILL_WHOLE ? LEN : PAGE));
-    /* One page is there now, or all of them; the toucher goes on when its own is. */
+    /* One page is present now, or all of them. The thread that touches a page continues when
+     * that page is present. */
     size_t wanted = scope == TENURE_REFILL_WHOLE ? PAGES : 1;
     for (int i = 0; i < 2000 && present((const void *)p, LEN) < wanted; i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);

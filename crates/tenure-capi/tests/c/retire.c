@@ -1,4 +1,4 @@
-/* tenure_munmap: the addresses go at once, the memory follows. */
+/* tenure_munmap: the addresses are free at once, and the memory is given back later. */
 
 #include "check.h"
 
@@ -28,7 +28,7 @@ static struct tenure_stats now(void)
 
 int main(void)
 {
-    /* Before anything was prepared: in slices, and still gone. */
+    /* Before any preparation: the call works in slices, and the range is unmapped all the same. */
     struct tenure_retire_settings settings;
     CHECK(tenure_retire_settings(&settings, sizeof settings) == 0);
     CHECK(settings.size == sizeof settings && settings.longest_stall_us == 1000);
@@ -41,11 +41,11 @@ int main(void)
     CHECK(!is_mapped(at) && !is_mapped(at + LEN - PAGE));
     CHECK(now().total_retired_in_slices_bytes == LEN && now().total_retired_moved == 0);
 
-    /* The plain call prepares itself; so does the first in a child. */
+    /* The plain call prepares by itself, and so does the first call in a child. */
     pid_t first = fork();
     if (first == 0) {
         at = filled();
-        /* The thread that it starts may have mapped memory there by now. */
+        /* The thread that the call starts may have mapped memory there by now. */
         CHECK(tenure_munmap(at, LEN) == 0);
         CHECK(now().total_retired_moved_bytes == LEN);
         CHECK(tenure_munmap_drain(10000) == 0);
@@ -66,7 +66,7 @@ int main(void)
     for (size_t page = 0; page < LEN / PAGE; page++)
         CHECK(page_is(other + page * PAGE, letter(page)));
 
-    /* munmap's own errors, and nothing changed by them. */
+    /* munmap's own errors. They change nothing. */
     errno = 0;
     CHECK(tenure_munmap_raw(other + 1, LEN) == -1 && errno == EINVAL);
     FAILS(tenure_munmap(other + 1, LEN), EINVAL, "does not start at a page");
@@ -77,7 +77,7 @@ int main(void)
     for (size_t page = 0; page < LEN / PAGE; page++)
         CHECK(page_is(other + page * PAGE, letter(page)));
 
-    /* A child begins with nothing that waits, and may do the same. */
+    /* A child begins without waiting memory, and may retire, too. */
     at = filled();
     CHECK(tenure_munmap(at, LEN) == 0);
     pid_t child = fork();

@@ -1,5 +1,5 @@
-/* Volatile memory that processes share: workers made by fork, a descriptor over a socket, and a process that
- * is killed. */
+/* Volatile memory that processes share: workers of fork, a descriptor over a socket, and a
+ * process that is killed. */
 #include "check.h"
 
 #include <signal.h>
@@ -30,7 +30,7 @@ static void is_all(struct tenure_shared *s, size_t chunk, unsigned char byte)
         CHECK(bytes[i] == byte);
 }
 
-/* Makes a chunk, which this caller was told of. */
+/* Makes a chunk that a pin has given this caller to make. */
 static void make(struct tenure_shared *s, size_t chunk, unsigned char byte)
 {
     is_all(s, chunk, 0);
@@ -73,7 +73,7 @@ static void ranges(void)
     }
     CHECK(tenure_shared_unpin(s, 0, CHUNKS) == 0);
 
-    /* In place, by the only pinner. */
+    /* In place, by the only process that pins it. */
     CHECK(tenure_shared_remake(s, 0) == 0);
     *(unsigned char *)tenure_shared_addr(s, 0) = 99;
     CHECK(tenure_shared_pin(s, 0, 1, states) == 2 && states[0] == TENURE_SHARED_BEING_MADE);
@@ -84,7 +84,7 @@ static void ranges(void)
     CHECK(tenure_shared_unpin(s, 0, 1) == 0 && tenure_shared_unpin(s, 0, 1) == 0);
     FAILS(tenure_shared_unpin(s, 0, 1), EINVAL, "not pinned");
 
-    /* Given up, and forgotten. */
+    /* Given up, and purged. */
     CHECK(tenure_shared_purge_now(s, 0, 2) == 2);
     CHECK(tenure_shared_pin(s, 0, 1, NULL) == 1);
     CHECK(tenure_shared_abandon(s, 0) == 0);
@@ -148,7 +148,7 @@ static void errors(void)
     tenure_shared_free(NULL);
 }
 
-/* A callback makes chunks: at a pin, and when they are touched without one. */
+/* A callback makes chunks: at a pin, and at a touch without a pin. */
 static int refills, freed, fails;
 
 static int refill(void *arg, size_t chunk, void *bytes, size_t len)
@@ -241,7 +241,7 @@ static void workers(void)
     tenure_shared_free(s);
 }
 
-/* Another program has nothing but a socket. */
+/* Another program has only a socket. */
 static void over_a_socket(void)
 {
     int pair[2];
@@ -284,7 +284,7 @@ static void over_a_socket(void)
     tenure_shared_free(s);
 }
 
-/* A process is killed while it makes a chunk: who waits for it makes it. */
+/* A process is killed while it makes a chunk. The process that waits for the chunk makes it. */
 static void killed_maker(void)
 {
     struct tenure_shared *s = tenure_shared_new(CHUNK, NULL);

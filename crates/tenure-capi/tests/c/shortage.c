@@ -1,4 +1,4 @@
-/* Calls that find no memory for their own lists: no loss is forgotten, of no page. */
+/* Calls that find no memory for their own lists: they forget no purge of any page. */
 #include "check.h"
 
 #include <sys/resource.h>
@@ -8,7 +8,7 @@
 
 static struct rlimit before;
 
-/* No more address space than there is. */
+/* Limits the addresses to those in use. */
 static void begin_shortage(void)
 {
     unsigned long pages;
@@ -25,7 +25,7 @@ static void end_shortage(void)
     CHECK(setrlimit(RLIMIT_AS, &before) == 0);
 }
 
-/* Many ranges that stay apart, and above them one that is purged. */
+/* Many ranges that are not neighbours, and above them a range that is purged. */
 static unsigned char *many_and_a_purged_one(void)
 {
     unsigned char *p = map((RANGES + REST) * PAGE);
@@ -74,7 +74,7 @@ static void unmap_the_upper_part(void)
     CHECK(tenure_munmap(p, 300 * PAGE) == 0);
 }
 
-/* Both ends of a purged range stay, of which every second page was purged. */
+/* Both ends of a purged range stay. Every second page of it was purged. */
 static void unmap_the_middle(void)
 {
     unsigned char *p = map(REST * PAGE);
@@ -90,15 +90,15 @@ static void unmap_the_middle(void)
     for (size_t i = 0; i < 300; i++) {
         CHECK(page_is(p + i * PAGE, i % 2 == 0 ? 0 : letter(i)));
         const size_t j = i + 700;
-        /* What was not purged may count as lost, and then reads as zeros or as it was. */
+        /* A page that was not purged may count as lost. Then it reads as zeros or as before. */
         CHECK(page_is(p + j * PAGE, 0) || (j % 2 != 0 && page_is(p + j * PAGE, letter(j))));
     }
     CHECK(tenure_munmap(p, 300 * PAGE) == 0);
     CHECK(tenure_munmap(p + 700 * PAGE, 300 * PAGE) == 0);
 }
 
-/* A forget that fails has told nobody what was lost, so the next unmark does. `takes`: with so many blocks of
- * memory less, for each way to fail. */
+/* A forget that fails has reported no purge, so the next unmark does. `takes`: so many blocks of
+ * memory are taken first, to reach each way to fail. */
 static int forget_fails(size_t takes)
 {
     enum { FILLERS = 450, GAP = 21 };

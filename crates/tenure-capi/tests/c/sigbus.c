@@ -1,5 +1,5 @@
-/* Touching a purged page: SIGBUS with the address, and a handler that puts the page back or lets the
- * program's own handler have the signal. */
+/* Touching a purged page: SIGBUS with the address, and a handler that puts the page back or
+ * passes the signal to the program's own handler. */
 #include "check.h"
 
 #include <setjmp.h>
@@ -9,7 +9,7 @@
 #define LEN (PAGES * PAGE)
 
 static unsigned char *p;
-/* An access that the compiler neither moves nor leaves out: it is what is tested. */
+/* An access that the compiler neither moves nor leaves out, because the test depends on it. */
 #define TOUCH(at) (*(volatile unsigned char *)(p + (at)))
 static sigjmp_buf out;
 static void *volatile own_saw;
@@ -51,7 +51,7 @@ static void purge(void)
     CHECK(tenure_purge_now(p, LEN) == 0);
 }
 
-/* The own handler gets the signal of a touch, with the address. */
+/* The program's own handler gets the signal of a touch, with the address. */
 static void own_gets(size_t at)
 {
     own_calls = 0;
@@ -69,7 +69,7 @@ int main(void)
     p = map(LEN);
     purge();
 
-    /* Nothing of ours is installed unless asked for. */
+    /* Tenure installs a handler only if the program asks for it. */
     struct sigaction action;
     CHECK(sigaction(SIGBUS, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
     pid_t child = fork();
@@ -85,7 +85,7 @@ int main(void)
     CHECK(sigaction(SIGBUS, &action, NULL) == 0);
     own_gets(3 * PAGE + 17);
 
-    /* NULL before any handler: still nothing installed. */
+    /* NULL without a handler before: still no handler is installed. */
     CHECK(tenure_on_purged_access(NULL) == 0);
     CHECK(sigaction(SIGBUS, NULL, &action) == 0 && action.sa_sigaction == own_handler);
 
@@ -102,14 +102,14 @@ int main(void)
     TOUCH(7 * PAGE) = 'W';
     CHECK(calls == 2 && TOUCH(7 * PAGE) == 'W' && TOUCH(7 * PAGE + 1) == 'R');
 
-    /* A system call does not raise it: it fails. */
+    /* A system call raises no signal: it fails. */
     purge();
     int pipes[2];
     CHECK(pipe(pipes) == 0);
     CHECK(write(pipes[1], p, PAGE) == -1 && errno == EFAULT);
     CHECK(calls == 2);
 
-    /* One that declines hands the signal on; so does none. */
+    /* A handler that declines passes the signal on. Without a handler the signal goes on, too. */
     CHECK(tenure_on_purged_access(decline) == 0);
     own_gets(9 * PAGE);
     CHECK(calls == 3);
@@ -117,7 +117,7 @@ int main(void)
     own_gets(9 * PAGE);
     CHECK(calls == 3);
 
-    /* A SIGBUS that is not about volatile memory is not ours. */
+    /* A SIGBUS for other memory goes to the program's handler. */
     CHECK(tenure_on_purged_access(put_back) == 0);
     char name[] = "/tmp/tenure-sigbus-XXXXXX";
     int fd = mkstemp(name);

@@ -1,4 +1,4 @@
-/* Structures that carry their size: an older and a newer program against this library. */
+/* Structures that carry their size: an older and a newer program with this library. */
 #include "check.h"
 
 #include <stddef.h>
@@ -14,7 +14,7 @@ static void written(void)
     CHECK(full.ranges == 1 && full.marked == 1 && full.marked_bytes == 16 * PAGE);
     CHECK(full.offered == 0 && full.pinned == 0);
 
-    /* Older: no byte beyond what it knows is written. */
+    /* Older: the library writes no byte beyond the program's structure. */
     unsigned char bytes[sizeof full + 64];
     memset(bytes, 0x5A, sizeof bytes);
     CHECK(tenure_stats((struct tenure_stats *)bytes, 20) == 0);
@@ -22,14 +22,14 @@ static void written(void)
     for (size_t i = 20; i < sizeof bytes; i++)
         CHECK(bytes[i] == 0x5A);
     CHECK(tenure_stats((struct tenure_stats *)bytes, 0) == 0 && bytes[20] == 0x5A);
-    /* Newer: zeros in what the library does not know. */
+    /* Newer: the library writes zeros to the fields that it does not know. */
     CHECK(tenure_stats((struct tenure_stats *)bytes, sizeof bytes) == 0);
     CHECK(memcmp(bytes, &full, offsetof(struct tenure_stats, total_offers)) == 0);
     for (size_t i = sizeof full; i < sizeof bytes; i++)
         CHECK(bytes[i] == 0);
     FAILS(tenure_stats(NULL, sizeof full), EINVAL, "NULL");
 
-    /* The counts are what happened. */
+    /* The counts are those of the calls above. */
     struct tenure_survey survey;
     CHECK(tenure_purge_now(p, 16 * PAGE) == 0);
     CHECK(tenure_survey(&survey, sizeof survey) == 0);
@@ -68,7 +68,7 @@ static void settings(void)
     CHECK(tenure_configure(&now) == 0);
     CHECK(tenure_settings(&again, sizeof again) == 0 && again.unoffered_max == TENURE_AUTOMATIC);
 
-    /* A newer program: what this library does not know may be there, but not be set. */
+    /* A newer program: fields that this library does not know may exist, but must be zero. */
     struct {
         struct tenure_settings known;
         uint64_t later;

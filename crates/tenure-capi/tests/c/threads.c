@@ -1,5 +1,5 @@
-/* Threads that mark, unmark and check their own ranges and one buffer in common, while another has
- * everything discarded that it can: no byte is ever wrong, and no loss goes unsaid. */
+/* Threads mark, unmark and check their own ranges and one shared buffer, while another thread
+ * discards all the memory that it can. No byte may be wrong, and every purge must be reported. */
 #include "check.h"
 
 #include <pthread.h>
@@ -54,7 +54,7 @@ static void common_buffer(void)
     }
     CHECK(pthread_rwlock_unlock(&writing) == 0);
     if (went == 1) {
-        /* One of those that saw it makes it again. */
+        /* One of the threads that saw it makes it again. */
         CHECK(pthread_rwlock_wrlock(&writing) == 0);
         if (tenure_volatile_lost(common, NULL, NULL) == 1) {
             purges++;
@@ -68,7 +68,7 @@ static void common_buffer(void)
 
 static void *work(void *arg)
 {
-    /* On a busy machine it takes more rounds for enough of them to meet the discarding thread. */
+    /* On a busy machine it takes more rounds until enough of them meet the discarding thread. */
     for (int round = 0; round < ROUNDS || (purges < PURGES && round < 100 * ROUNDS); round++) {
         own_range(arg, round % 8 == 0);
         common_buffer();
@@ -81,7 +81,7 @@ static void *discard(void *arg)
 {
     (void)arg;
     while (running > 0) {
-        /* Each may be refused because a thread wants its range at that moment. */
+        /* Each call may fail because a thread uses its range at that moment. */
         for (int i = 0; i < THREADS; i++)
             (void)tenure_purge_now(ranges[i], LEN);
         (void)tenure_volatile_purge_now(common, NULL);

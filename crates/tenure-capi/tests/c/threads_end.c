@@ -1,4 +1,5 @@
-/* A process that ends tenure's threads has one thread, as far as the kernel can tell; its memory is as it was. */
+/* A process that ends tenure's threads has one thread in the kernel's view, and its memory is
+ * unchanged. */
 #include "check.h"
 
 #include <dirent.h>
@@ -51,7 +52,7 @@ int main(void)
     CHECK(tenure_end_background_threads() == 0);
     CHECK(unshare(CLONE_THREAD) == 0);
 
-    /* And they come again. */
+    /* The threads start again. */
     unsigned char *p = map(LEN);
     fill(p, 0, PAGES);
     CHECK(tenure_mvolatile(p, LEN) == 0);

@@ -1,5 +1,5 @@
-/* More unpins than pins, from several threads at once: exactly as many succeed as there were pins, the
- * others are refused, and the buffer works on. */
+/* More unpins than pins, from several threads at the same time: as many succeed as there were
+ * pins. The others fail, and the buffer still works. */
 #include "check.h"
 
 #include <pthread.h>

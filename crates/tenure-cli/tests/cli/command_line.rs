@@ -65,7 +65,7 @@ fn a_failure_is_1_with_one_line() {
 #[test]
 fn a_reader_that_leaves_early_is_no_failure() {
     let mut child = tenure(&["doctor"]).stdout(Stdio::piped()).spawn().expect("starts");
-    // The reading end is gone before, or while, the first line is written.
+    // The reading end is closed before, or while, the first line is written.
     drop(child.stdout.take());
     assert_eq!(child.wait().expect("ends").code(), Some(0));
 }
@@ -101,7 +101,7 @@ fn hidden_commands_say_that_they_are_no_use_alone() {
     assert!(text(&done.stderr).contains("part of `tenure demo`"));
 }
 
-/// The doctor, started by a thread under this filter, which it inherits.
+/// The doctor, started by a thread under this filter. The doctor inherits the filter.
 fn doctor_under(filter: Filter) -> Option<(Output, serde_json::Value)> {
     std::thread::spawn(move || {
         filter.install_this_thread().ok()?;
@@ -130,7 +130,7 @@ fn doctor_passes_where_a_filter_kills_for_resources_and_privileged() {
 fn doctor_names_the_step_that_a_filter_kills() {
     for (call, step, findings) in [
         (libc::SYS_mlock2, "locking a range", true),
-        // Killed for what the doctor would try next itself: it does not.
+        // The filter would kill the doctor's next call, so the doctor does not make it.
         (libc::SYS_userfaultfd, "trying each feature", false),
     ] {
         let Some((done, report)) = doctor_under(Filter::new().kill(Call::Number(call))) else {
@@ -167,7 +167,7 @@ fn completions_and_manual_pages_come_from_the_flags() {
     }
     let page = std::fs::read_to_string(dir.path().join("tenure-run.1")).expect("it is there");
     assert!(page.contains(".SH \"EXIT STATUS\"") && page.contains("TENURE_DISABLE"), "{page}");
-    // The flags of tenure-bench, which is a program of its own, are there, too.
+    // The flags of tenure-bench, which is a separate program, are included.
     let bench = text(&output(&["completions", "bash"]).stdout);
     for flag in ["--within", "--html", "--fail-on-loss", "--threshold"] {
         assert!(bench.contains(flag), "{flag}");

@@ -9,7 +9,7 @@ use tenure_testkit::{or_skip, skip, MemoryCgroup};
 const LIMIT: u64 = 96 << 20;
 const STAND_IN_LIMIT: u64 = 192 << 20;
 
-/// Three demos at once on two processors would show how busy the machine is.
+/// Three demos at the same time on two processors would measure only how busy the machine is.
 #[test]
 fn one_after_the_other() {
     under_a_cgroup_the_safe_lru_and_tenure_survive();
@@ -33,7 +33,7 @@ fn demo(dir: &Path, limit: u64, more: &[&str]) -> (Output, Value) {
     roxmltree::Document::parse(&picture).expect("the picture is well-formed");
     let json = std::fs::read(json).expect("the result was written");
     let result: Value = serde_json::from_slice(&json).expect("the result is JSON");
-    // The status says whether tenure has kept what it promises, in this run.
+    // The status tells whether tenure has kept its promises in this run.
     let mut ours = result["ways"].as_array().expect("ways").iter().filter(|way| is_ours(way));
     let has_survived = ours.all(|way| way["death"].is_null());
     assert_eq!(done.status.success(), has_survived, "{}: {shown}", done.status);
@@ -53,16 +53,18 @@ fn check(result: &Value, limit: u64) {
         let count = |name: &str| counts[name].as_u64().expect("a count");
         assert_eq!(count("wrong_bytes"), 0);
         let (answered, requests) = (count("hits") + count("made"), count("requests"));
-        // The counts of a worker that was killed are those of its last report, made while it served.
+        // The counts of a worker that was killed are those of its last report, which it made while
+        // it served.
         let was_killed = !way["death"].is_null();
         assert!(answered == requests || was_killed && count("hits") <= requests, "{counts}");
         assert!(count("hits") > 100, "{counts}");
     }
-    // The stand-in can take only what the cache has offered by then: on a busy machine it may have to kill.
+    // The stand-in can take only memory that the cache has offered by then. On a busy machine it
+    // may have to kill.
     let is_kernels = result["enforcement"] == "kernel";
     for survivor in [&ways[0], &ways[2], &ways[3]].into_iter().filter(|_| is_kernels) {
         assert_eq!(survivor["death"], Value::Null);
-        // Both of the neighbour's extremes were reached.
+        // The neighbour has reached both of its extremes.
         let samples = survivor["samples"].as_array().expect("samples");
         let most = samples.iter().filter_map(|s| s["neighbour"].as_u64()).max().unwrap_or(0);
         assert!(most >= limit / 10 * 6, "the neighbour held {most} at most");
@@ -99,7 +101,7 @@ fn workers_have_one_cache_or_one_each() {
     }
     let shown = String::from_utf8_lossy(&done.stdout);
     assert!(shown.contains("one shared cache against private ones"), "{shown}");
-    // Without a memory cgroup nobody counts what is shared.
+    // Without a memory cgroup no counter includes shared memory.
     let program = Command::new(env!("CARGO_BIN_EXE_tenure"))
         .args(["demo", "--workers", "2", "--stand-in"])
         .output()

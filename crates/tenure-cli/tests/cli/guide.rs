@@ -1,4 +1,5 @@
-//! What the documents show of the command line: each command that they name is there, and takes the flags they give.
+//! The command lines in the documents: each command that they name exists, and takes the flags that
+//! they give.
 
 use std::collections::HashMap;
 use std::fs;
@@ -33,8 +34,8 @@ fn lines(text: &str) -> Vec<String> {
     found
 }
 
-/// What follows `tenure` in a line of a shell, of a unit, or of a container's file: up to a comment or another
-/// program's own arguments.
+/// The words after `tenure` in a line of a shell, of a unit, or of a container's file. They end at
+/// a comment or at another program's own arguments.
 fn arguments(line: &str) -> Option<Vec<String>> {
     if line.trim_start().starts_with('#') {
         return None; // a comment
@@ -78,7 +79,8 @@ fn commands_and_flags_of_the_documents_are_there() {
             assert!(is_command(name), "{place}");
             let help = texts.entry(name.clone()).or_insert_with(|| match &name[..] {
                 "explain" => ["lock", "populate"].map(|of| help(&[name, of]).unwrap()).concat(),
-                // Each benchmark has flags of its own, and its own program, which may be missing here.
+                // Each benchmark has its own flags in a separate program, which may be missing
+                // here.
                 "bench" | "report" => String::new(),
                 _ => help(&[name]).unwrap(),
             });

@@ -1,4 +1,5 @@
-//! `tenure inspect` and `tenure metrics`: figures of a running process, against the kernel's and the process's own.
+//! `tenure inspect` and `tenure metrics`: they compare figures of a running process with the
+//! kernel's and the process's own.
 
 use crate::kit::{self, is_root, json, parts, AsUser};
 use std::process::{Child, Command, Output, Stdio};
@@ -42,7 +43,7 @@ fn the_figures_are_the_program_s_own_and_the_kernel_s() {
         drop(buffers[2].pin().unwrap());
         let block = pool::Buffer::zeroed(3 * MIB).unwrap();
         drop(pool::Buffer::zeroed(MIB).unwrap());
-        // The worker offers what is marked: again, until it was quiet between two looks.
+        // The worker offers marked memory: this retries until nothing changed between two readings.
         let stats = |stats: &tenure::Stats| {
             let now = tenure::stats();
             (now.offered_bytes, now.marked_bytes, now.pool_warm_bytes, now.total.keeper_rounds)
@@ -79,7 +80,7 @@ fn the_figures_are_the_program_s_own_and_the_kernel_s() {
         assert!(expected.pinned_bytes >= 4 * MIB as u64 && expected.total.purges == 1);
         assert!(expected.pool_in_use_bytes == 3 * MIB as u64, "{expected:?}");
         drop(block);
-        // The kernel's: the process goes on allocating meanwhile.
+        // About the kernel's figure, because the process allocates meanwhile.
         let near = |name: &str, field: &str| {
             let (found, kernel) = (found["sum"][name].as_u64().unwrap(), smaps(field));
             assert!(found.abs_diff(kernel) <= MIB as u64, "{name}: {found}, {field}: {kernel}");
@@ -108,7 +109,7 @@ fn a_pin_that_stays_counts_as_long() {
         });
         let found = json(&inspect(&[&own(), "--json"]));
         assert_eq!(found["tenure"]["pinned_long_bytes"], MIB, "{:#}", found["tenure"]);
-        // The mark begins to age anew, and is offered in its time.
+        // The mark's age begins at 0 again, and the worker offers it when its time has come.
         drop(stays);
         assert_eq!(tenure::stats().pinned_long_bytes, 0);
         kit::until("all is offered", || tenure::stats().offered_bytes == 3 * MIB as u64);
@@ -121,7 +122,8 @@ fn a_child_s_figures_are_its_own() {
         let mut buffer = Volatile::new(MIB).unwrap();
         buffer.pin_mut().unwrap().fill(1);
         let (mut ready, mut tells) = std::io::pipe().unwrap();
-        // SAFETY: the child makes a buffer, tells of it and sleeps until it is killed.
+        // SAFETY: the child makes a buffer, writes about it to the pipe and sleeps until it is
+        // killed, or ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let more: Vec<_> = (0..5).map(|_| Volatile::new(MIB).unwrap()).collect();
@@ -139,7 +141,8 @@ fn a_child_s_figures_are_its_own() {
         };
         let found = (pinned(&child.to_string()), pinned(&own()));
         let tree = json(&inspect(&[&own(), "--json", "--tree"]));
-        // SAFETY: the child, which nobody has waited for.
+        // SAFETY: the child, for which this process has not waited yet, so its number is not used
+        // again.
         unsafe { libc::kill(child, libc::SIGKILL) };
         assert_eq!(found, (5 * MIB as u64, 0));
         assert_eq!(tree["tenure"]["pinned_bytes"], 5 * MIB);
@@ -168,11 +171,11 @@ fn a_page_that_lies_is_an_error() {
             parts(&done)
         };
         let mut table = table;
-        // A kind that nobody knows is left out.
+        // A reader ignores an unknown kind.
         words[0] = 77;
         let (code, out, _) = lie(&words, &mut table);
         assert!(code == Some(0) && out.contains("tenure 9.9.9"), "{out}");
-        // Numbers as large as can be are only shown.
+        // The largest numbers are only shown.
         let huge = u64::MAX;
         let names = "ranges offers revivals pool.allocs pool.warm_reuses pool.offered_reuses torn_down_bytes";
         let values = [huge; 7];
@@ -205,7 +208,7 @@ fn a_page_that_lies_is_an_error() {
     });
 }
 
-/// A process of this user's, which ends with the test.
+/// A process of this user, which ends with the test.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -245,7 +248,7 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
     }
 }
 
-/// A name is the process's to choose, and its reader may be root.
+/// A process chooses its name, and the reader of the name may be root.
 #[test]
 fn the_name_of_a_process_cannot_write_to_the_terminal() {
     in_child(this_test!(), &[], || {
@@ -289,7 +292,8 @@ fn strips_and_lists_are_as_asked() {
     assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
 }
 
-/// The rules of OpenMetrics that a reader depends on: families in one piece, their order of lines, suffixes, units.
+/// The rules of OpenMetrics that a reader depends on: each family in one piece, the order of its
+/// lines, suffixes, units.
 #[track_caller]
 fn assert_is_open_metrics(text: &str) {
     let body = text.strip_suffix("# EOF\n").expect("it ends so");

@@ -248,7 +248,8 @@ fn explain_answers_before_anyone_tries() {
     assert_eq!((told["allowed"].as_bool(), told["soft_limit"].as_u64()), (Some(false), Some(MIB)));
     assert_eq!(ask("1M", false).status.code(), Some(0));
 
-    // A limit that the shell may raise itself, and by a line that it may be given as it is.
+    // A limit that the shell may raise itself. The printed line raises it if the shell runs it
+    // unchanged.
     let ask = |more: &[&str]| {
         let mut command = user.with_limit("-S -l 64 && ulimit -H -l 2048");
         command.args(["explain", "lock", "1M"]).args(more).output().expect("the program starts")

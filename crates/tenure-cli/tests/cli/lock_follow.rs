@@ -41,7 +41,7 @@ fn replaced_truncated_extended_deleted_and_new_files_are_followed() {
 
     let new = replace(&path, 600 << 10);
     assert_ne!(old, new);
-    // At no time is neither of them held.
+    // At every time at least one of them is held.
     until("the new one is held alone", || {
         let maps = locker.inodes();
         let (old, new) = (maps.contains(&old), maps.contains(&new));
@@ -57,7 +57,7 @@ fn replaced_truncated_extended_deleted_and_new_files_are_followed() {
     locker.says(&["anew", "was 600 KiB"]);
     assert_eq!(locker.charged(), pages(50_000));
 
-    // As a log grows: many times, by little.
+    // The file grows as a log does: many times, by little.
     for _ in 0..40 {
         std::io::Write::write_all(&mut &file, &bytes(9000)).unwrap();
         std::thread::sleep(Duration::from_millis(5));
@@ -68,7 +68,7 @@ fn replaced_truncated_extended_deleted_and_new_files_are_followed() {
     let mappings = maps.lines().filter(|line| line.contains("/file")).count();
     assert!(mappings <= 8, "{mappings} mappings of one file");
 
-    // Written anew in place: another content in other pages, of the same inode and length.
+    // Written again in place: other contents in other pages, but the inode and the length stay.
     std::fs::write(&path, bytes(50_000 + 40 * 9000)).unwrap();
     until("it is locked again", || {
         locker.charged() == pages(50_000 + 40 * 9000) && after_dropping(&path) == 50_000 + 40 * 9000
@@ -160,7 +160,7 @@ fn many_files_take_no_descriptors() {
     }
     let mut locker = Locker::on(&["--follow"], &[dir.path()]);
     assert_eq!(locker.charged(), many * page());
-    // More events than one look takes in.
+    // More events than one look reads.
     for name in &names[..1000] {
         std::fs::remove_file(name).unwrap();
     }
@@ -187,13 +187,13 @@ fn an_overflow_of_events_loses_nothing() {
     }
     let locker = Locker::on(&["--follow"], &[dir.path()]);
     signal(locker.pid(), rustix::process::Signal::STOP);
-    // In turns: the kernel makes one of two equal events that follow each other.
+    // Alternately, because the kernel merges two equal events that follow each other.
     let open = |name: &str| std::fs::OpenOptions::new().append(true).open(at(name)).unwrap();
     let mut files = [open("a"), open("b")];
     for n in 0..queue + 100 {
         std::io::Write::write_all(&mut files[n % 2], b"y").unwrap();
     }
-    // These are past the end of the queue.
+    // The queue is full by now and has no room for these events.
     std::fs::write(at("late"), bytes(3 * page() as usize)).unwrap();
     std::fs::remove_file(at("b")).unwrap();
     signal(locker.pid(), rustix::process::Signal::CONT);

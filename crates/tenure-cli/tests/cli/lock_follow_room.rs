@@ -1,4 +1,4 @@
-//! `tenure lock --follow` where memory has no room for what comes: the locks that there are stay.
+//! `tenure lock --follow` when memory has no room for new data: the existing locks stay.
 
 use crate::kit::locker::{after_dropping, inode, Locker};
 use crate::kit::*;
@@ -26,7 +26,7 @@ fn a_file_that_memory_has_no_room_for_is_awaited_and_no_lock_is_lost() {
     cold(&dir.path().join("large"), 80 * MIB as usize);
     let mut locker = follow(&group, &dir.path().join("kept"));
     std::fs::rename(dir.path().join("large"), at("large")).unwrap();
-    // Seen later than the large one, or together with it: by then that one has been refused.
+    // Seen later than the large file, or together with it. The large file has been refused by then.
     cold(&dir.path().join("late"), MIB as usize);
     std::fs::rename(dir.path().join("late"), at("late")).unwrap();
     locker.says(&["locked", "late"]);
@@ -61,8 +61,8 @@ fn files_that_fit_each_and_not_together_are_locked_as_far_as_there_is_room() {
     let mut locker = follow(&group, &kept);
     std::fs::rename(&new, kept.join("new")).unwrap();
     locker.says(&["locked", "new"]);
-    // Their number depends on what the cgroup is charged besides; the last of them is read by now,
-    // for a round is told when it is over.
+    // Their number depends on the other charges of the cgroup. The last of them is read by now,
+    // because the program prints a round when it is over.
     let charged = locker.charged();
     assert!((10 * MIB..=34 * MIB).contains(&charged), "{charged}");
     assert_eq!(after_dropping(&kept.join("small")), 2 * MIB);
@@ -78,7 +78,7 @@ fn a_locked_file_that_outgrows_memory_keeps_what_is_locked() {
     let group = or_skip!(MemoryCgroup::create("cli_follow_grows", 40 << 20));
     let path = dir.path().join("file");
     cold(&path, 80 * MIB as usize);
-    // Cold data that arrives at once: the file is locked up to the end that it has had so far.
+    // Cold data that arrives at once: the file stays locked up to its former end.
     let second = dir.path().join("second");
     std::fs::write(&second, bytes(2 * MIB as usize)).unwrap();
     std::fs::create_dir(dir.path().join("kept")).unwrap();
@@ -97,7 +97,7 @@ fn a_locked_file_that_outgrows_memory_keeps_what_is_locked() {
     cold(&dir.path().join("late"), 100);
     std::fs::rename(dir.path().join("late"), dir.path().join("kept/late")).unwrap();
     locker.says(&["locked", "late"]);
-    // What it could lock on the way is no matter, what it had locked is.
+    // It may have locked a part of the new data. The pages that it had locked must still be locked.
     assert!(locker.charged() >= 2 * MIB && locker.charged() < 40 * MIB, "{}", locker.charged());
     drop_pages(&kept, 0..82 * MIB);
     let file = std::fs::File::open(&kept).unwrap();

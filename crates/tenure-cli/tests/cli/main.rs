@@ -1,4 +1,5 @@
-//! The command `tenure` as a shell sees it. One program, so that tests that wait do so beside each other.
+//! The command `tenure` as a shell sees it. It is one test program, so that tests that wait do so
+//! beside each other.
 
 mod bench;
 mod command_line;

@@ -1,4 +1,4 @@
-//! `tenure populate` on real files: what is resident before and after, by the kernel's word.
+//! `tenure populate` on real files: the kernel tells which pages are resident before and after.
 
 use crate::kit::*;
 use std::io::Write;
@@ -43,7 +43,7 @@ fn a_cold_file_becomes_resident_and_is_read_once() {
     let again = json(&populate(&["--json"], &[&path]));
     assert_eq!((number(&again, "read"), number(&again, "resident_before")), (0, len as u64));
 
-    // What is missing of it, and nothing else. Dropped at a boundary that no large folio crosses.
+    // Only the missing part is read. Pages are dropped at a boundary that no large folio crosses.
     drop_pages(&path, 2 * MIB as u64..len as u64);
     let missing = len as u64 - resident(&path);
     assert!(missing > 0);
@@ -190,7 +190,7 @@ fn caught_reading(path: &Path, len: usize, arguments: &[&str]) -> Option<Child> 
         }
         if child.try_wait().expect("it is ours").is_none() {
             signal(child.id(), rustix::process::Signal::STOP);
-            // A part of it is there, and not all.
+            // A part of it is resident, but not all.
             if maps(child.id(), path) && resident(path) < len as u64 / 3 {
                 return Some(child);
             }
@@ -201,7 +201,7 @@ fn caught_reading(path: &Path, len: usize, arguments: &[&str]) -> Option<Child> 
     None
 }
 
-/// A file is cut off while it is read: an error, which is returned.
+/// A file is truncated while it is read. Returns the error.
 fn shrunk_while_read(path: &Path) -> Option<String> {
     let child = caught_reading(path, 48 * MIB, &[])?;
     std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(5000).unwrap();
@@ -225,7 +225,7 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
 fn ctrl_c_stops_with_the_state_so_far() {
     let dir = or_skip!(directory());
     let path = dir.path().join("file");
-    // One reader: what the disk reads ahead is then a small part of it.
+    // One reader, because the disk's read-ahead is then a small part of the file.
     let Some(child) = caught_reading(&path, 96 * MIB, &["--json", "--threads", "1"]) else {
         skip!("the disk is too fast to be caught at it");
     };
@@ -256,7 +256,7 @@ fn a_deadline_ends_it() {
 fn a_deadline_that_no_clock_reaches_is_none() {
     let dir = or_skip!(directory());
     let path = dir.path().join("file");
-    // More than what is read in one call: the rest of the time is asked for then.
+    // More than one call reads: the program asks for the time between calls.
     for seconds in ["1e9", "1e19", "1.8e19"] {
         cold(&path, 5 * MIB);
         let done = populate(&["--deadline", seconds], &[&path]);
@@ -294,12 +294,12 @@ fn what_cannot_fit_is_not_begun() {
     assert!(resident(&path) < 48 * MIB as u64);
 }
 
-/// As a service with TasksMax, or in a container with a bound on processes.
+/// As a service with TasksMax has it, or a container with a bound on processes.
 #[test]
 fn without_a_thread_to_spare_it_is_the_same() {
     let user = or_skip!(AsUser::new());
     let paths: Vec<_> = (0..3).map(|i| user.dir.path().join(format!("file{i}"))).collect();
-    // One is large enough to be read by several threads, and in the background.
+    // One is so large that several threads read it, in the background, too.
     for (path, len) in paths.iter().zip([4096, 5 * MIB, 80 * MIB]) {
         std::fs::write(path, bytes(len)).unwrap();
         std::os::unix::fs::chown(path, Some(NOBODY), None).unwrap_or(());
@@ -311,7 +311,7 @@ fn without_a_thread_to_spare_it_is_the_same() {
     assert!(paths.iter().all(|path| resident(path) == path.metadata().unwrap().len()));
 }
 
-/// What Linux 5.10 lacks, or a container's filter refuses.
+/// The calls that Linux 5.10 lacks, or that a container's filter refuses.
 fn old_kernel() -> Filter {
     const SYS_CACHESTAT: i64 = 451;
     let filter = Filter::new().refuse(Call::Number(SYS_CACHESTAT), Errno::NOSYS);

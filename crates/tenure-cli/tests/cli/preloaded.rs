@@ -1,4 +1,5 @@
-//! The library that `cargo install` installs beside `tenure`, and which library `tenure run` takes.
+//! The library that `cargo install` installs beside `tenure`, and the library that `tenure run`
+//! selects.
 
 use crate::kit::{is_root, parts, text};
 use object::{Object, ObjectKind, ObjectSymbol};
@@ -12,7 +13,7 @@ use tenure_testkit::skip;
 const TENURE: &str = env!("CARGO_BIN_EXE_tenure");
 const LIBRARY: &str = env!("CARGO_BIN_EXE_tenure-preload");
 
-/// What a library defines for others.
+/// The symbols that a library defines for others.
 fn exports(path: &Path) -> BTreeSet<String> {
     let bytes = std::fs::read(path).expect("it is there");
     let file = object::File::parse(&*bytes).expect("it is an ELF file");
@@ -21,7 +22,7 @@ fn exports(path: &Path) -> BTreeSet<String> {
     defined.map(|symbol| symbol.name().expect("it has a name").to_owned()).collect()
 }
 
-/// `preload.map` is written by hand.
+/// `preload.map` is written by hand, so it may miss a symbol.
 #[test]
 fn it_defines_what_the_library_of_the_workspace_defines() {
     let built = libraries_of("tenure-preload", &["libtenure_preload.so"]);

@@ -1,4 +1,5 @@
-//! `tenure run` as a shell sees it: what the program gets, exit codes, and what is refused, with its reason.
+//! `tenure run` as a shell sees it: the program's environment, exit codes, and refusals with their
+//! reasons.
 
 use crate::kit::{self, is_root, parts, text};
 use std::path::Path;
@@ -77,7 +78,7 @@ fn each_flag_is_a_variable() {
 fn an_existing_preload_stays_behind_ours() {
     let script = "echo $LD_PRELOAD";
     let mut command = tenure(&["-q", "--", "/bin/sh", "-c", script]);
-    // The loader warns of a library that is not there, and goes on.
+    // The loader warns of a library that does not exist, and continues.
     command.env("LD_PRELOAD", "libm.so.6:libdl.so.2");
     let list = text(&command.output().expect("it starts").stdout);
     let names: Vec<&str> = list.trim().split(':').collect();
@@ -176,7 +177,7 @@ fn memory_is_locked_in_the_program_s_own_process() {
     let done = output(&["-q", "--lock=on-fault", "--", "grep", "VmLck", "/proc/self/status"]);
     match done.status.code() {
         Some(0) => assert!(!text(&done.stdout).contains(" 0 kB"), "{}", text(&done.stdout)),
-        // Over the limit, and it says so.
+        // Over the limit, and the message says so.
         code => {
             assert_eq!(code, Some(125));
             assert!(text(&done.stderr).contains("mlockall"), "{}", text(&done.stderr));
@@ -210,7 +211,7 @@ fn a_mistyped_option_is_wrong_usage() {
         assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", text(&done.stderr));
         assert!(text(&done.stderr).contains("Usage"), "{}", text(&done.stderr));
     }
-    // What follows the program is the program's, with and without the dashes in front.
+    // The arguments after the program belong to it, with and without the dashes before it.
     for right in [
         &["-q", "echo", "-n", "--large", "--", "x"][..],
         &["-q", "--", "echo", "-n", "--large", "--", "x"],
@@ -300,7 +301,7 @@ fn a_sanitizer_is_refused_with_the_reason() {
     }
 }
 
-/// Rust's runtime opens /dev/null in the place of what is closed.
+/// Rust's runtime opens /dev/null in the place of closed descriptors.
 #[test]
 fn closed_descriptors_stay_closed() {
     let own = env!("CARGO_BIN_EXE_tenure");
@@ -322,7 +323,8 @@ fn closed_descriptors_stay_closed() {
 
 #[test]
 fn one_report_has_what_the_children_did() {
-    // Subshells are forks; `true` is a program of its own, which has a report of its own if it has done anything.
+    // Subshells are forks. `true` is a separate program, which has its own report if it has counted
+    // something.
     let script = "for n in 1 2 3; do ( : ); done; ( ( : ) )";
     let done = output(&["-q", "--report", "--", "sh", "-c", script]);
     let errors = text(&done.stderr);
@@ -330,9 +332,9 @@ fn one_report_has_what_the_children_did() {
     let first = errors.lines().next().unwrap_or_default();
     let ended = first.split(" and ").nth(1).and_then(|rest| rest.split(' ').next());
     let ended: u32 = ended.and_then(|number| number.parse().ok()).unwrap_or(0);
-    // A shell may run the last one in its own place.
+    // A shell may run the last one in its own process.
     assert!((3..=5).contains(&ended) && first.ends_with("children that have ended"), "{errors}");
-    // One that ends after its ancestor has reported speaks for itself.
+    // A child that ends after its ancestor has reported makes its own report.
     let script =
         "( sleep 0.3; head -c 40000000 /dev/zero | tail -c 20000000 > /dev/null ) & exit 0";
     let done = output(&["-q", "--large", "--report", "--", "sh", "-c", script]);
@@ -349,10 +351,10 @@ fn a_signal_brings_a_report_and_the_program_goes_on() {
     assert_eq!((code, out.as_str()), (Some(0), "on\n"), "{errors}");
     assert_eq!(errors.matches(", while it runs\n").count(), 2, "{errors}");
     assert_eq!(errors.matches("tenure: report of").count(), 2, "none at the end: {errors}");
-    // Off by default: the signal does what it did.
+    // Off by default: the signal has its usual effect.
     let done = output(&["-q", "--large", "--", "sh", "-c", script]);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&done.status), Some(12));
-    // A handler of the program's own has its signal.
+    // A program's own handler replaces the report's.
     let trapped = format!("trap 'echo mine' USR2; {script}");
     let done = output(&["-q", "--report-signal=USR2", "--", "sh", "-c", &trapped]);
     assert_eq!(parts(&done), (Some(0), "mine\nmine\non\n".into(), String::new()));
@@ -379,7 +381,7 @@ fn inspect_and_metrics_read_a_launched_program() {
     let (code, out, errors) = parts(&metrics);
     assert_eq!(code, Some(0), "{errors}");
     assert!(out.contains("name=\"sh\"") && out.ends_with("# EOF\n"), "{out}");
-    // Switched off: nothing is published.
+    // With TENURE_DISABLE nothing is published.
     let mut command = tenure(&["--", "sh", "-c", "echo $$; read line"]);
     command.env("TENURE_DISABLE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("it starts");

@@ -1,4 +1,4 @@
-//! Files with more parts than are mapped one by one: their holes are left alone all the same.
+//! Files with more parts than `tenure lock` maps one by one. Their holes are not touched either.
 
 use crate::kit::locker::{after_dropping, Locker};
 use crate::kit::*;
@@ -11,7 +11,7 @@ use tenure_testkit::or_skip;
 const MIB: u64 = 1 << 20;
 const STRIDE: u64 = 6 * MIB;
 
-/// A page of data every so often.
+/// Writes one page of data at each stride.
 fn write(path: &Path, parts: Range<u64>) -> File {
     let file = File::options().create(true).truncate(false).write(true).open(path).unwrap();
     for part in parts {
@@ -21,7 +21,8 @@ fn write(path: &Path, parts: Range<u64>) -> File {
     file
 }
 
-/// As many bytes as so many parts may have: a block of the file system may be larger than a page.
+/// Whether `bytes` is within the bounds for so many parts: a block of the file system may be larger
+/// than a page.
 fn of_parts(bytes: u64, parts: u64) -> bool {
     (parts * page()..=parts * (64 << 10)).contains(&bytes)
 }
@@ -44,7 +45,7 @@ fn populate_reads_no_hole_however_many_there_are() {
     assert_eq!(file.metadata().unwrap().blocks(), blocks, "a hole was filled");
 }
 
-/// The holes between parts count against the limit.
+/// Whether the limit allows the holes between parts, which count against it.
 fn may_lock() -> Result<(), &'static str> {
     match tenure::lock::explain(4 << 30).is_ok_and(|found| found.is_allowed()) {
         true => Ok(()),
@@ -61,7 +62,7 @@ fn lock_reads_no_hole_that_it_maps() {
     drop_pages(&path, 0..300 * STRIDE);
     let locker = Locker::on(&[], &[&path]);
     assert!(locker.said.contains("all of it resident"), "{}", locker.said);
-    // 44 of 299 holes: so many must be closed for 256 mappings.
+    // `tenure lock` must map 44 of 299 holes, so that 256 mappings suffice.
     let holes = 44 * (STRIDE - page());
     assert!(of_parts(locker.charged() - holes, 300), "{}", locker.charged());
     assert!(of_parts(resident(&path), 300), "{}", resident(&path));
@@ -86,7 +87,7 @@ fn lock_follows_data_that_comes_into_holes() {
         maps.lines().filter(|line| line.ends_with("/sparse")).count()
     };
     assert!(mappings() <= 2 * 256, "{}", mappings());
-    // In the midst of what is mapped by now.
+    // In the middle of the memory that is mapped by now.
     for part in 0..600 {
         let at = part * STRIDE + 3 * MIB;
         file.write_all_at(&bytes(page() as usize), at).unwrap();

@@ -1,4 +1,4 @@
-//! `tenure top`: plain text, and that a terminal is left as it was.
+//! `tenure top`: its plain text, and the state of the terminal after it.
 
 use crate::kit::{self, parts, text};
 use std::io::{Read, Write};
@@ -42,7 +42,7 @@ fn plain_text_has_the_program_s_figures_and_rates() {
         assert_eq!(rows.len(), 2, "{out}");
         let headings = out.lines().filter(|line| line.trim_start().starts_with("PID NAME"));
         assert_eq!(headings.count(), 2, "{out}");
-        // The last of ten columns are the rates: purges, refills, page faults.
+        // The last three of ten columns are rates: purges, refills, page faults.
         let rate = |row: &[&str], back: usize| row[row.len() - back].parse::<u64>().unwrap();
         let most = rows.iter().map(|row| rate(row, 3)).max().unwrap();
         assert!((5..2000).contains(&most), "{out}");
@@ -60,10 +60,10 @@ fn without_a_terminal_it_says_what_to_do() {
     }
 }
 
-/// Runs it on a terminal of its own, and returns all that it wrote there, and how `script` ended.
+/// Runs it on a separate terminal. Returns its output there, and how `script` ended.
 fn on_a_terminal(end: impl FnOnce(&mut dyn Write, u32)) -> Option<(String, Option<i32>)> {
     let own = env!("CARGO_BIN_EXE_tenure");
-    // The shell is replaced, so that its number is the program's.
+    // exec replaces the shell, so that the shell's process number is the program's.
     let line = format!("stty rows 24 cols 80; echo number $$; exec {own} top -d 0.1");
     let mut command = Command::new("script");
     command.args(["-qec", &line, "/dev/null"]);

@@ -1,7 +1,7 @@
-//! `syscall(2)`: calls that a program makes by their number. Those that name mappings are the kernel's like all
-//! others, after the pool has let go of what they name. None is served.
+//! `syscall(2)`: calls that a program makes by their number. Each goes to the kernel. If it names
+//! mappings, the pool first lets go of the range. None is served.
 //!
-//! This library's own calls go past it ([`crate::kernel`]).
+//! This library's own calls do not come here ([`crate::kernel`]).
 
 use super::rules::{let_go, of_advice};
 use super::{confine, in_flight, rlimit, state};
@@ -10,7 +10,7 @@ use crate::real::known;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use tenure::pool::mapped::{self, Call};
 
-/// Before a call by number.
+/// Called before a call by number.
 fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
     let at = a as *const c_void;
     let len = b as usize;
@@ -49,7 +49,7 @@ fn is_fixed(flags: c_int) -> bool {
     flags & libc::MAP_FIXED != 0 && !no_replace
 }
 
-/// After one that failed.
+/// Called after a call by number that failed.
 fn refused(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
     match number {
         libc::SYS_mmap if is_fixed(d as c_int) => mapped::was_refused(a as usize, b as usize),
@@ -82,7 +82,7 @@ fn names_mappings(number: c_long) -> bool {
     )
 }
 
-/// C declares variable arguments; they are where these six are.
+/// C declares variable arguments; the ABI passes them as these six.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn syscall(
     confine::call_comes(number, a, b, c);
     in_flight::call_comes(number, b, c);
     if number == libc::SYS_mlockall {
-        // SAFETY: the program makes this call itself, so its flags are for the kernel to judge.
+        // SAFETY: the program makes this call itself, so the kernel checks its flags.
         return unsafe { state::mlockall(a as c_int) }.into();
     }
     // setrlimit's structure is the same on 64 bits.
@@ -107,8 +107,8 @@ pub unsafe extern "C" fn syscall(
         _ => None,
     };
     if let Some((pid, resource, new, old)) = limits {
-        // SAFETY: the program makes this call itself, so its structures are what the kernel asks
-        // for, or the kernel refuses them.
+        // SAFETY: the program makes this call itself, so its structures are of the kind that the
+        // kernel expects, or the kernel refuses them.
         return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
     }
     if !names_mappings(number) {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn syscall(
             // SAFETY: the program makes this call itself, and it goes on unchanged to the
             // definition behind this one.
             Some(next) => unsafe { next(number, a, b, c, d, e, f) },
-            // Before the next definition is known, which is not to be looked up here.
+            // The next definition is not known yet, and it cannot be looked up here.
             // SAFETY: the program makes this call itself, and it goes to the kernel with its
             // arguments unchanged.
             None => unsafe { call(number, [a, b, c, d, e, f]) },

@@ -1,16 +1,18 @@
-//! Calls by which a thread gives up rights, or leaves namespaces: for itself alone, or only where the process has no
-//! other thread. Tenure's threads end before them: none is left outside of the program's sandbox, with the
-//! program's memory in its hands. From then on the program's own calls do their work, until one may
-//! start a thread again, which has that caller's rights. Before a filter the pool ends, too, and no thread is started
-//! any more: the filter may end the process for what the program itself does not do.
+//! Calls by which a thread gives up rights, or leaves namespaces. They hold for the thread alone,
+//! or need a process without other threads. So tenure's threads end before such a call: otherwise a
+//! thread with access to the program's memory would stay outside of the program's sandbox. From
+//! then on the program's own calls do the worker's work, until one may start a thread again. That
+//! thread has the caller's rights. Before a filter the pool ends, too, and no thread is started any
+//! more, because the filter may end the process for a call that the program itself does not make.
 //!
-//! | call | who is next | what is looked at |
+//! | call | next definition | cases |
 //! | --- | --- | --- |
 //! | `prctl` | the kernel | `PR_SET_SECCOMP`, `PR_SET_NO_NEW_PRIVS`, `PR_CAPBSET_DROP`, `PR_SET_SECUREBITS` |
 //! | `syscall` | the C library | seccomp, prctl, capset, Landlock, unshare, setns, and the user's and group's numbers |
 //! | `capset`, `unshare`, `setns` | the C library | every call |
 //!
-//! Everything goes on as it came. A program that makes these calls by itself, past the C library, is not seen.
+//! Every call goes on with its arguments unchanged. Calls that a program makes without the C
+//! library do not come here.
 
 use super::ending;
 use crate::errno::missing;
@@ -29,7 +31,7 @@ fn filter_comes() {
 pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) {
     let mode = mode as u32;
     match option {
-        // Without a filter the program asks whether there could be one.
+        // Without a filter the program only probes whether the kernel supports filters.
         libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT || filter != 0 => filter_comes(),
         libc::PR_SET_NO_NEW_PRIVS | libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => {
             keeper::end(Threads::Later);
@@ -50,7 +52,7 @@ pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) 
             }
         }
         libc::SYS_prctl => prctl_comes(first as c_int, second as c_ulong, third as c_ulong),
-        // The C library's functions for users and groups go to all threads; these calls do not.
+        // The C library's functions for users and groups change all threads; these calls do not.
         libc::SYS_capset
         | libc::SYS_landlock_restrict_self
         | libc::SYS_unshare
@@ -66,7 +68,8 @@ pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) 
     }
 }
 
-/// Defines a function of the C library's that goes to its next definition after the threads have ended.
+/// Defines a function of the C library that ends tenure's threads and then calls its next
+/// definition.
 macro_rules! alone {
     ($name:ident ( $($argument:ident : $kind:ty),* )) => {
         #[unsafe(no_mangle)]
@@ -80,8 +83,8 @@ macro_rules! alone {
             );
             match NEXT.get() {
                 next if next.is_null() => missing(),
-                // SAFETY: the C library's function of that name, which gets the program's own
-                // arguments unchanged.
+                // SAFETY: `next` is the address of the C library's function of that name, and it
+                // gets the program's own arguments unchanged.
                 next => unsafe {
                     std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(next)(
                         $($argument),*

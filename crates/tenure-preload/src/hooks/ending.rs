@@ -1,4 +1,4 @@
-//! The end of the pool, for a program with which it would interfere.
+//! Ends the pool, for a program that the pool would disturb.
 
 use crate::errno::Errno;
 use crate::serving::{ALLOCATIONS, MAPPINGS};
@@ -6,11 +6,13 @@ use std::ffi::c_int;
 use std::time::Duration;
 use tenure::{pool, retire};
 
-/// How long what was unmapped is waited for. It takes as long only where the kernel refuses to unmap it.
+/// The longest wait for memory that was unmapped. It takes so long only if the kernel refuses to
+/// unmap it.
 const LONGEST_TEARDOWN: Duration = Duration::from_secs(60);
 
-/// Ends the pool around a call of the program's that counts or locks what the pool has: before the call where it will
-/// be allowed, for the call is to find the process without it; else after it, should it succeed nevertheless.
+/// Ends the pool around a call of the program that counts or locks the pool's memory. If the kernel
+/// will allow the call, the pool ends before it, because the call must find the process without the
+/// pool. Otherwise the pool ends after the call if it succeeds all the same.
 pub fn around(is_allowed: bool, call: impl FnOnce() -> c_int) -> c_int {
     if is_allowed {
         end_the_pool();
@@ -23,8 +25,8 @@ pub fn around(is_allowed: bool, call: impl FnOnce() -> c_int) -> c_int {
     done
 }
 
-/// Nothing of the pool's stays but what the program has, and from here on requests go to the next allocator. What
-/// waits to be torn down goes first, too.
+/// Ends the pool: only the program's blocks stay, and from now on requests go to the next
+/// allocator. Memory that waits to be torn down is torn down, too.
 pub fn end_the_pool() {
     let _errno = Errno::keep();
     ALLOCATIONS.serve_no_more();
@@ -33,8 +35,9 @@ pub fn end_the_pool() {
     retire::drain(Some(LONGEST_TEARDOWN));
 }
 
-/// The same, before a filter that may end the process for any call which the program itself does not make: the pool
-/// needs madvise, mprotect and files of /proc, and so does every call that is served in another way.
+/// Ends the pool before a filter that may end the process for any call that the program itself does
+/// not make. The pool needs madvise, mprotect and files of /proc, and so does every call that
+/// tenure serves in another way.
 pub fn end_before_filter() {
     let _errno = Errno::keep();
     ALLOCATIONS.serve_no_more();

@@ -1,10 +1,10 @@
-//! Ends of the process at which the destructors do not run.
+//! Calls that end the process without running the destructors.
 
 use crate::kernel::kernel;
 use crate::{real, report};
 use std::ffi::c_int;
 
-/// Ends the process as the kernel does.
+/// Ends the process by the kernel's own call.
 pub fn leave(status: c_int) -> ! {
     loop {
         // SAFETY: no code runs after it, and the call takes no address.
@@ -16,8 +16,8 @@ pub fn leave(status: c_int) -> ! {
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
     report::at_exit();
     match real::exit_now() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(exit) => unsafe { exit(status) },
         None => leave(status),
     }
@@ -25,18 +25,18 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: `_exit` under its other name, which the program calls itself.
+    // SAFETY: `_exit` under its other name, and the program makes this call itself.
     unsafe { _exit(status) }
 }
 
-/// The C library runs the handlers of at_quick_exit and then calls its own `_exit`, which is not seen:
-/// the report is as of the beginning.
+/// The C library runs the handlers of at_quick_exit and then calls its own `_exit`, which does not
+/// come here. So the report is made before those handlers run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quick_exit(status: c_int) -> ! {
     report::at_exit();
     match real::quick_exit() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(exit) => unsafe { exit(status) },
         None => leave(status),
     }

@@ -1,8 +1,9 @@
-//! Calls after which the kernel may still read or write memory that the program has unmapped or freed: vmsplice,
-//! MSG_ZEROCOPY, io_uring, AIO. The kernel keeps such pages for itself, so munmap is safe; another owner's
-//! bytes in them are not. From the first such call on no page of the pool's is used again.
+//! After these calls the kernel may still read or write memory that the program has unmapped or
+//! freed: vmsplice, MSG_ZEROCOPY, io_uring, AIO. The kernel keeps such pages for itself, so munmap
+//! is safe. To use a page again is not: it would have another owner's bytes. From the first such
+//! call on, the pool uses no page again.
 //!
-//! A program that makes these calls by itself, past the C library, is not seen; one that makes them by `syscall` is.
+//! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
 use crate::errno::{missing, Errno};
 use crate::symbol::{self, OfTheLibrary};
@@ -10,7 +11,7 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
 
-/// Such a call was made: the pool reuses no page any more.
+/// For the whole process: such a call was made, so the pool uses no page again.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
 fn end_reuse() {
@@ -20,8 +21,8 @@ fn end_reuse() {
     }
 }
 
-/// Called in the constructor. The libraries for io_uring and AIO make their calls by themselves; a program needs
-/// them to use these.
+/// Called in the constructor. The libraries for io_uring and AIO make their system calls directly,
+/// so their presence in the process counts as a call.
 pub fn look_for_libraries() {
     let of_libraries = [c"io_uring_queue_init_params", c"io_uring_queue_init", c"io_queue_init"];
     if of_libraries.into_iter().any(|name| !symbol::used(name).is_null()) {
@@ -29,7 +30,7 @@ pub fn look_for_libraries() {
     }
 }
 
-/// A mapping of a file: perhaps of an io_uring's queues, by one of its offsets.
+/// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
 pub fn mapped_file(flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
     if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
@@ -65,8 +66,8 @@ pub unsafe extern "C" fn vmsplice(
     type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
     match NEXT.get() {
         next if next.is_null() => missing() as isize,
-        // SAFETY: the C library's function of that name, which gets the program's own arguments
-        // unchanged.
+        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
+        // program's own arguments unchanged.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, vector, count, flags)
         },
@@ -87,8 +88,8 @@ pub unsafe extern "C" fn setsockopt(
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
     match NEXT.get() {
         next if next.is_null() => missing(),
-        // SAFETY: the C library's function of that name, which gets the program's own arguments
-        // unchanged.
+        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
+        // program's own arguments unchanged.
         next => unsafe {
             std::mem::transmute::<*mut c_void, Function>(next)(fd, level, name, value, len)
         },

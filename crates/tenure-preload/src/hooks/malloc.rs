@@ -1,4 +1,5 @@
-//! malloc and its kin: large requests from the pool, everything else from the next allocator.
+//! malloc and related functions: the pool serves large requests, and the next allocator serves all
+//! others.
 
 use crate::errno::Errno;
 use crate::serving::ALLOCATIONS;
@@ -9,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenure::launcher::without_waiting_for_forks;
 use tenure::pool;
 
-/// malloc's promise on this library's platforms.
+/// The alignment that malloc promises on this library's platforms.
 const ALIGN: usize = 16;
 
-/// Whether the pool is to serve it. Every request that is looked at comes by here.
+/// Whether the pool is to serve the request. Every request that is looked at comes here.
 fn served(size: usize) -> bool {
     let from = ALLOCATIONS.from();
     if ALLOCATIONS.look_at_all() && !keeper::is_starting() {
@@ -22,7 +23,8 @@ fn served(size: usize) -> bool {
     size >= from && ALLOCATIONS.reach(size)
 }
 
-/// A run of the pool's for a request that is looked at; `None`: the next allocator's.
+/// Returns a run of the pool for a request that is looked at. `None`: the next allocator is to
+/// serve it.
 #[cold]
 #[inline(never)]
 pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
@@ -40,13 +42,14 @@ pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     run.map(|run| run.as_ptr().cast())
 }
 
-/// Whether the next allocator is glibc's, which learns from the large blocks that are freed: each raises the size
-/// from which on it maps blocks, and twice that may stay free at the top of its heap. Without them a heap that
-/// breathes by a few MiB asks the kernel each time: perl took 35 calls of brk, and 13,510.
+/// For the whole process: the next allocator is glibc's. It adapts to the large blocks that are
+/// freed: each raises the size from which on glibc maps blocks, and twice that size may stay free
+/// at the top of its heap. Without large blocks, a heap that grows and shrinks by a few MiB calls
+/// the kernel each time: perl made 35 calls of brk with them, and 13,510 without.
 static TEACHES: AtomicBool = AtomicBool::new(false);
-/// The largest block that glibc has been shown.
+/// For the whole process: the largest block that glibc has freed for this library.
 static TAUGHT: AtomicUsize = AtomicUsize::new(0);
-/// glibc learns from no larger block (DEFAULT_MMAP_THRESHOLD_MAX).
+/// glibc adapts to no larger block (DEFAULT_MMAP_THRESHOLD_MAX).
 const MOST_TAUGHT: usize = 32 << 20;
 
 /// Called in the constructor.
@@ -54,7 +57,7 @@ pub fn teach_glibc() {
     TEACHES.store(true, Ordering::Relaxed);
 }
 
-/// Has glibc free a block of this size, which nobody has touched.
+/// Makes glibc free an untouched block of this size.
 fn teach(size: usize) {
     let taught = TAUGHT.load(Ordering::Relaxed);
     let is_news = size <= MOST_TAUGHT && size > taught + taught / 8;
@@ -66,13 +69,14 @@ fn teach(size: usize) {
     }
     if let (Some(malloc), Some(free)) = (real::malloc(), real::free()) {
         let _errno = Errno::keep();
-        // What the heap adds to a block's size would take the largest past the bound.
-        // SAFETY: a plain allocation, given back at once.
+        // 64 bytes less: the heap adds to a block's size, which could take the largest past the
+        // bound.
+        // SAFETY: a plain allocation, which is given back at once.
         unsafe { free(malloc(size - 64)) };
     }
 }
 
-/// Frees a run of the pool's.
+/// Frees a run of the pool.
 #[cold]
 #[inline(never)]
 pub unsafe fn free_run(at: *mut c_void) {
@@ -87,8 +91,8 @@ pub unsafe fn free_run(at: *mut c_void) {
     keeper::start_if_wanted();
 }
 
-/// Whether the pool allocated it. A pointer into memory that an allocator mapped, and the pool served, is
-/// that allocator's.
+/// Whether the pool allocated it. An allocator may have mapped memory that the pool served: a
+/// pointer into it belongs to that allocator.
 #[inline]
 pub fn owns(at: *mut c_void) -> bool {
     pool::owns(at.cast()) && is_allocation(at)
@@ -106,7 +110,7 @@ fn none() -> *mut c_void {
     null_mut()
 }
 
-/// While the next allocator is being looked up.
+/// Allocates while the next allocator is being looked up.
 #[cold]
 fn early_alloc(size: usize, align: usize) -> *mut c_void {
     let at = bootstrap_alloc::alloc(size, align);
@@ -124,8 +128,8 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         }
     }
     match real::malloc() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(malloc) => unsafe { malloc(size) },
         None => early_alloc(size, ALIGN),
     }
@@ -134,16 +138,16 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
     if owns(at) {
-        // SAFETY: the program makes this call itself, so nothing uses the block any more; it is the
-        // pool's.
+        // SAFETY: the program makes this call itself, so nothing uses the block any more, and the
+        // block is the pool's.
         return unsafe { free_run(at) };
     }
     if bootstrap_alloc::owns(at) {
         return;
     }
     if let Some(free) = real::free() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         unsafe { free(at) }
     }
 }
@@ -155,8 +159,8 @@ pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
         return unsafe { free(at) };
     }
     match real::free_sized() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(free_sized) => unsafe { free_sized(at, size) },
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
         None => unsafe { free(at) },
@@ -178,10 +182,10 @@ pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size:
     }
 }
 
-/// An old name, which old programs still use.
+/// An old name of `free`, which old programs still use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(at: *mut c_void) {
-    // SAFETY: `free` under its old name, which the program calls itself.
+    // SAFETY: `free` under its old name, and the program makes this call itself.
     unsafe { free(at) }
 }
 
@@ -198,8 +202,8 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         }
     }
     match real::calloc() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one, which refuses a product that overflows.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition, which refuses a product that overflows.
         Some(calloc) => unsafe { calloc(count, size) },
         None => none(),
     }
@@ -208,35 +212,35 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
     if at.is_null() {
-        // SAFETY: what realloc means by it.
+        // SAFETY: realloc of a null pointer is malloc, which takes any size.
         return unsafe { malloc(size) };
     }
     if owns(at) {
         // SAFETY: the program makes this call itself, so it uses the block under its new address
-        // from here on.
+        // from now on.
         return unsafe { realloc_run(at, size) };
     }
     if bootstrap_alloc::owns(at) {
-        // SAFETY: a block of the arena's, of that size, which the program uses under its new
-        // address from here on.
+        // SAFETY: a block of the arena with that size, and the program uses it under its new
+        // address from now on.
         return unsafe { move_elsewhere(at, bootstrap_alloc::size(at), size) };
     }
     if ALLOCATIONS.are_looked_at(size) {
-        // SAFETY: a block of the next allocator's, which the program uses under its new address
-        // from here on.
+        // SAFETY: a block of the next allocator, and the program uses it under its new address from
+        // now on.
         if let Some(run) = unsafe { grow_into_pool(at, size) } {
             return run;
         }
     }
     match real::realloc() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(realloc) => unsafe { realloc(at, size) },
         None => none(),
     }
 }
 
-/// A run of the pool's gets another size.
+/// Changes the size of a run of the pool.
 #[cold]
 #[inline(never)]
 pub unsafe fn realloc_run(at: *mut c_void, size: usize) -> *mut c_void {
@@ -253,20 +257,20 @@ pub unsafe fn realloc_run_with(
 ) -> *mut c_void {
     let Some(run) = NonNull::new(at.cast::<u8>()) else { return none() };
     if size == 0 {
-        // As glibc does.
-        // SAFETY: realloc to 0 bytes frees: nothing uses the block any more.
+        // glibc does so, too.
+        // SAFETY: realloc to 0 bytes frees, so nothing uses the block any more.
         unsafe { free_run(at) };
         return null_mut();
     }
     let from = ALLOCATIONS.from();
-    // Half of it: a block that grows and shrinks about the bound is not to move each time.
-    // What has special wishes stays the pool's, which can fulfil them.
+    // Half of the bound: a block that grows and shrinks around the bound must not move each time. A
+    // request for zeros or an alignment stays in the pool, which can fulfil it.
     let special = zeroed || align > ALIGN;
     if (special || size >= from / 2) && ALLOCATIONS.reach(size) {
         // SAFETY: the caller promises that the run may move.
         let resize = || unsafe { pool::realloc(run, size, align, zeroed) };
         let moved = match special {
-            // Nobody else could serve it.
+            // The next allocator's realloc cannot serve such a request.
             true => resize(),
             false => without_waiting_for_forks(resize),
         };
@@ -279,9 +283,8 @@ pub unsafe fn realloc_run_with(
         }
     }
     let Some(old) = pool::usable_size(run) else {
-        // Not the start of an allocation: freeing it says so, and ends the process.
-        // SAFETY: the program gives the pointer up; one that is no block is told and ends the
-        // process.
+        // Not the start of an allocation: `free_run` then ends the process with a message.
+        // SAFETY: the program gives the pointer up.
         unsafe { free_run(at) };
         return null_mut();
     };
@@ -289,14 +292,14 @@ pub unsafe fn realloc_run_with(
     unsafe { move_elsewhere(at, old, size) }
 }
 
-/// Copies to the next allocator's memory, and frees the old block.
+/// Copies a block to memory of the next allocator, and frees the old block.
 unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_void {
     let Some(malloc) = real::malloc() else { return early_alloc(size, ALIGN) };
     // SAFETY: a plain allocation.
     let new = unsafe { malloc(size) };
     if !new.is_null() {
-        // SAFETY: both blocks have so many bytes, and the new one overlaps nothing; the old one is the
-        // program's to give up.
+        // SAFETY: both blocks have so many bytes, and the new one overlaps nothing. The caller lets
+        // the old block go.
         unsafe {
             std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
             free(at);
@@ -305,8 +308,8 @@ unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_voi
     new
 }
 
-/// A block of the next allocator's outgrows it. One that is large already stays: that allocator moves
-/// it without copying.
+/// Moves a growing block of the next allocator into the pool. A block that is large already stays:
+/// its allocator moves it without copying.
 #[cold]
 #[inline(never)]
 unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
@@ -314,7 +317,8 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     if !served(size) {
         return None;
     }
-    // SAFETY: a block of the next allocator's, as the program says.
+    // SAFETY: the program promises that this is a block, and the caller has found that it is not
+    // the pool's or the arena's.
     let old = unsafe { usable(at) };
     if old >= ALLOCATIONS.from() {
         return None;
@@ -322,8 +326,8 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     let run = without_waiting_for_forks(|| pool::alloc(size, ALIGN, false))?;
     let new: *mut c_void = run.as_ptr().cast();
     counters::ALLOCATIONS_SERVED.one();
-    // SAFETY: the new run has `size` bytes, the old block `old`, and all of those may be read. The
-    // old one is the program's to give up.
+    // SAFETY: the new run has `size` bytes, and the old block has `old` readable bytes. The program
+    // gives the old block up.
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
         free(at);
@@ -342,8 +346,8 @@ pub unsafe extern "C" fn posix_memalign(to: *mut *mut c_void, align: usize, size
         }
     }
     match real::posix_memalign() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(posix_memalign) => unsafe { posix_memalign(to, align, size) },
         None => {
             let at = bootstrap_alloc::alloc(size, align);
@@ -367,8 +371,8 @@ unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_vo
         }
     }
     match next {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(next) => unsafe { next(align, size) },
         None => early_alloc(size, align),
     }
@@ -376,14 +380,15 @@ unsafe fn aligned(next: Option<Aligned>, align: usize, size: usize) -> *mut c_vo
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the function that `aligned_alloc` names behind this one, with the program's own
-    // arguments.
+    // SAFETY: `real::aligned_alloc` returns the next definition of `aligned_alloc`, and it gets the
+    // program's own arguments.
     unsafe { aligned(real::aligned_alloc(), align, size) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
-    // SAFETY: the function that `memalign` names behind this one, with the program's own arguments.
+    // SAFETY: `real::memalign` returns the next definition of `memalign`, and it gets the program's
+    // own arguments.
     unsafe { aligned(real::memalign(), align, size) }
 }
 
@@ -395,8 +400,8 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
         }
     }
     match real::valloc() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(valloc) => unsafe { valloc(size) },
         None => early_alloc(size, rustix::param::page_size()),
     }
@@ -413,8 +418,8 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         }
     }
     match real::pvalloc() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(pvalloc) => unsafe { pvalloc(size) },
         None => early_alloc(size, page),
     }
@@ -426,12 +431,12 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
         return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);
     }
     if bootstrap_alloc::owns(at) {
-        // SAFETY: a block of that arena's, as the program says.
+        // SAFETY: the program promises that this is a block, and the address lies in the arena.
         return unsafe { bootstrap_alloc::size(at) };
     }
     match real::malloc_usable_size() {
-        // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
-        // behind this one.
+        // SAFETY: the program makes this call itself, and it goes on unchanged to the next
+        // definition.
         Some(malloc_usable_size) => unsafe { malloc_usable_size(at) },
         None => 0,
     }

@@ -1,7 +1,8 @@
 //! mmap, munmap and mremap: from the pool, retired, or as they are.
 //!
-//! All of it by raw system calls. The caller may hold an allocator's locks, or be a signal handler:
-//! nothing here allocates or starts a thread, but for a populate in parallel, which the caller asked for.
+//! All functions here make raw system calls. The caller may hold an allocator's locks, or be a
+//! signal handler. So no function allocates or starts a thread, except to populate in parallel,
+//! which the program asked for.
 
 use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};
 use crate::errno::Errno;
@@ -104,7 +105,7 @@ fn from_pool(
     Some(run.as_ptr().cast())
 }
 
-/// At or near an address that the program names.
+/// Called when the program names an address.
 #[cold]
 #[inline(never)]
 unsafe fn mmap_somewhere(
@@ -145,13 +146,13 @@ unsafe fn mmap_somewhere(
     }
     drop(errno);
     if in_pool {
-        // What is free there is to be free for the kernel, too.
+        // The pool's free addresses there must be free for the kernel, too.
         let_go_of_pool(start, len, Call::Uses);
         return None;
     }
     if !no_replace && MAPPINGS.serves(len) {
-        // A hint is a wish. Granted where the kernel would grant it, it would keep a program that
-        // relies on it (a sanitizer's shadow) right.
+        // The kernel handles other hints: a program may rely on the address that it asks for (a
+        // sanitizer's shadow).
         if is_aligned_wish(start) {
             return from_pool(at, len, protection, flags, offset);
         }
@@ -159,7 +160,8 @@ unsafe fn mmap_somewhere(
     None
 }
 
-/// Whether a hint is there for its alignment: mimalloc's are, from 2 TiB up to 30 TiB.
+/// Whether a hint only asks for its alignment, as those of mimalloc do: they go from 2 TiB up to 30
+/// TiB.
 fn is_aligned_wish(hint: usize) -> bool {
     const TIB: usize = 1 << 40;
     hint % (4 << 20) == 0 && (2 * TIB..32 * TIB).contains(&hint)
@@ -170,10 +172,11 @@ fn is_private_anonymous(flags: c_int) -> bool {
     flags & kind == libc::MAP_PRIVATE | libc::MAP_ANONYMOUS
 }
 
-/// The flags for a mapping at an address where the pool's may be. The kernel does not count those (`MAP_NORESERVE`), and
-/// joins only mappings that are counted alike. Without the pool they would join, and an mremap go over their border.
+/// Returns the flags for a mapping beside the pool's. The kernel does not count the pool's mappings as
+/// committed memory (`MAP_NORESERVE`), and joins only mappings that it counts alike. Without the pool
+/// they would join, and an mremap over their border would succeed.
 fn joining(start: usize, len: usize, flags: c_int) -> c_int {
-    // Of huge pages of hugetlbfs the flag would keep the reservation away.
+    // With huge pages of hugetlbfs the flag would prevent the reservation.
     let is_plain = is_private_anonymous(flags) && flags & libc::MAP_HUGETLB == 0;
     match is_plain && MAPPINGS.may_go_uncounted(len) && mapped::is_among_runs(start, len) {
         true => flags | libc::MAP_NORESERVE,
@@ -181,7 +184,7 @@ fn joining(start: usize, len: usize, flags: c_int) -> c_int {
     }
 }
 
-/// With MAP_FIXED.
+/// Called for MAP_FIXED.
 unsafe fn mmap_over_pool(
     at: *mut c_void,
     len: usize,
@@ -200,8 +203,8 @@ unsafe fn mmap_over_pool(
     made
 }
 
-/// Maps without MAP_POPULATE and populates by several threads. As with the kernel's own, a populate
-/// that fails is no error of mmap's.
+/// Maps without MAP_POPULATE and populates by several threads. A populate that fails is no error of
+/// mmap's, as with the kernel's own.
 #[cold]
 #[inline(never)]
 unsafe fn mmap_populated(
@@ -213,14 +216,15 @@ unsafe fn mmap_populated(
     offset: i64,
 ) -> *mut c_void {
     let alone = flags & !libc::MAP_POPULATE;
-    // SAFETY: the program makes this call itself; only the populating is left out, which follows.
+    // SAFETY: the program makes this call itself. It omits only MAP_POPULATE, and this function
+    // populates afterwards.
     let made = unsafe { raw_mmap(at, len, protection, alone, fd, offset) };
     if made == libc::MAP_FAILED || flags & libc::MAP_NONBLOCK != 0 {
         return made;
     }
     let _errno = Errno::keep();
-    // As MAP_POPULATE does: only private memory is made ready for writing. A shared file would be made
-    // dirty, and its holes allocated.
+    // As with MAP_POPULATE, only private memory is made ready for writing. In a shared file that
+    // would make pages dirty and allocate holes.
     let private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
     let access = match private && protection & libc::PROT_WRITE != 0 {
         true => Access::Write,

@@ -11,8 +11,8 @@ use std::ptr::null_mut;
 use tenure::pool::mapped::{self, Call};
 use tenure::retire;
 
-/// The program's call. The C library's own definition makes it: newer ones (Debian 12's among them) answer unknown
-/// flags themselves, and a filter that refuses the call never sees those.
+/// Makes the program's call by the C library's own definition. Newer ones (Debian 12's among them)
+/// refuse unknown flags themselves, so a filter that refuses mremap does not see those calls.
 unsafe fn of_the_library(
     at: *mut c_void,
     old_len: usize,
@@ -21,8 +21,8 @@ unsafe fn of_the_library(
     to: *mut c_void,
 ) -> *mut c_void {
     match known!(mremap) {
-        // SAFETY: the C library's function of that name, which gets the program's own arguments
-        // unchanged.
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // arguments unchanged.
         Some(next) => unsafe { next(at, old_len, new_len, flags, to) },
         // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
         // unchanged.
@@ -32,7 +32,7 @@ unsafe fn of_the_library(
     }
 }
 
-/// C declares it with a variable argument; the fifth is where that would be.
+/// C declares it with a variable argument; the ABI passes that argument as the fifth.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     at: *mut c_void,
@@ -50,7 +50,8 @@ pub unsafe extern "C" fn mremap(
     }
     if flags & libc::MREMAP_FIXED != 0 && touches_pool(to as usize, new_len) {
         let_go_of_pool(to as usize, new_len, Call::Replaces);
-        // SAFETY: the program makes this call itself, so nothing refers to what goes or moves.
+        // SAFETY: the program makes this call itself, so nothing refers to the memory that it
+        // unmaps or moves.
         let moved = unsafe { of_the_library(at, old_len, new_len, flags, to) };
         if moved == libc::MAP_FAILED {
             mapped::was_refused(to as usize, new_len);
@@ -63,11 +64,12 @@ pub unsafe extern "C" fn mremap(
     if may_be_cut && MAPPINGS.retires(cut) && unsafe { shrunk(at, old_len, new_len, flags) } {
         return at;
     }
-    // SAFETY: the program makes this call itself, so nothing refers to what goes or moves.
+    // SAFETY: the program makes this call itself, so nothing refers to the memory that it unmaps or
+    // moves.
     unsafe { of_the_library(at, old_len, new_len, flags, to) }
 }
 
-/// A whole run that grows, and stays in the pool.
+/// Makes a whole run larger inside the pool.
 #[cold]
 #[inline(never)]
 fn grown_in_pool(
@@ -80,21 +82,23 @@ fn grown_in_pool(
         return None;
     }
     let errno = Errno::keep();
-    // SAFETY: the program makes this call itself, so it uses the run under its new address from
-    // here on.
+    // SAFETY: the program makes this call itself, so it uses the run under its new address from now
+    // on.
     let grown = unsafe { mapped::resize(at as usize, old_len, new_len) };
     drop(errno);
     keeper::ask();
     grown.map(|at| at.as_ptr().cast())
 }
 
-/// Whether the tail was cut off, as the call asks. `false`: nothing was done, and the call is the kernel's.
+/// Whether the tail was cut off, as the program asks. `false`: nothing was done, and the kernel is
+/// to make the call.
 #[cold]
 #[inline(never)]
 unsafe fn shrunk(at: *mut c_void, old_len: usize, new_len: usize, flags: c_int) -> bool {
     let errno = Errno::keep();
-    // The kernel is asked first about the part that stays: what it refuses must not have lost its tail.
-    // SAFETY: the program's call with the tail left out, which changes nothing.
+    // A call for the part that stays comes first: if the kernel refuses it, the tail must stay,
+    // too.
+    // SAFETY: the program's call without its tail, which changes nothing.
     let is_allowed = unsafe { of_the_library(at, new_len, new_len, flags, null_mut()) } == at;
     // SAFETY: the program gives the tail up.
     let gone = is_allowed && unsafe { retire::detach_tail(at.cast(), old_len, new_len) };

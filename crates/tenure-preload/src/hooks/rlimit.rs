@@ -1,5 +1,6 @@
-//! A limit on the process's own memory (`RLIMIT_AS`, `RLIMIT_DATA`) counts what is reserved, kept free or waits to be
-//! torn down, so that a program would be refused what the plain one gets. Under such a limit there is no pool.
+//! A limit on the process's own memory (`RLIMIT_AS`, `RLIMIT_DATA`) counts reserved memory, the
+//! pool's free memory, and memory that waits to be torn down. With the pool the kernel could refuse
+//! a program memory that it would get without. So under such a limit there is no pool.
 
 use super::{ending, program_memory};
 use crate::keeper;
@@ -7,14 +8,14 @@ use crate::kernel::kernel;
 use crate::limits::{self, FAR};
 use std::ffi::{c_int, c_uint};
 
-/// Whether the kernel will take the limit: only the privileged may raise the harder one.
+/// Whether the kernel will allow the limit: only a privileged process may raise the hard limit.
 fn is_allowed(resource: c_uint, limit: &libc::rlimit64) -> bool {
     let before = limits::of(resource);
     limit.rlim_cur <= limit.rlim_max
         && before.is_some_and(|before| limit.rlim_max <= before.rlim_max)
 }
 
-/// `prlimit64` of the program's.
+/// Makes the program's `prlimit64`.
 ///
 /// # Safety
 /// As for the system call.
@@ -24,25 +25,26 @@ pub unsafe fn call(
     new: *const libc::rlimit64,
     old: *mut libc::rlimit64,
 ) -> c_int {
-    // SAFETY: the caller promises that the structures are what the kernel asks for, or the kernel
-    // refuses them.
+    // SAFETY: the caller promises that the structures are of the kind that the kernel expects, or
+    // the kernel refuses them.
     let call = || unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int };
     let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
-    // A child of vfork, which shares this memory, limits itself.
+    // A child of vfork shares this memory, but limits only itself.
     if !counts || !keeper::is_own_process() || !(pid == 0 || pid == keeper::pid()) {
         return call();
     }
-    // SAFETY: two whole words, which hold any bytes; what cannot be read is found out.
+    // SAFETY: two whole words, and any bytes are valid for them. The read reports memory that
+    // cannot be read, and the program does not unmap it during its own call.
     let limit = unsafe { program_memory::read(new) };
     let Some(limit) = limit.filter(|limit| limit.rlim_cur < FAR) else { return call() };
-    // With the limit in force another thread's mmap would fail.
+    // The pool ends first: with the limit in force another thread's mmap would fail.
     ending::around(is_allowed(resource, &limit), call)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: c_uint, new: *const libc::rlimit64) -> c_int {
-    // SAFETY: the program makes this call itself, so its structure is what the kernel asks for, or
-    // the kernel refuses it.
+    // SAFETY: the program makes this call itself, so its structure is of the kind that the kernel
+    // expects, or the kernel refuses it.
     unsafe { call(0, resource, new, std::ptr::null_mut()) }
 }
 
@@ -53,16 +55,16 @@ pub unsafe extern "C" fn prlimit64(
     new: *const libc::rlimit64,
     old: *mut libc::rlimit64,
 ) -> c_int {
-    // SAFETY: the program makes this call itself, so its structures are what the kernel asks for,
-    // or the kernel refuses them.
+    // SAFETY: the program makes this call itself, so its structures are of the kind that the kernel
+    // expects, or the kernel refuses them.
     unsafe { call(pid, resource, new, old) }
 }
 
-/// On 64 bits the same structure.
+/// The structure is the same on 64 bits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: c_uint, new: *const libc::rlimit) -> c_int {
     const { assert!(size_of::<libc::rlimit>() == size_of::<libc::rlimit64>()) };
-    // SAFETY: the program's own call; the two structures are the same on 64 bits.
+    // SAFETY: the program makes this call itself, and the two structures are the same on 64 bits.
     unsafe { call(0, resource, new.cast(), std::ptr::null_mut()) }
 }
 
@@ -73,6 +75,6 @@ pub unsafe extern "C" fn prlimit(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> c_int {
-    // SAFETY: the program's own call; the two structures are the same on 64 bits.
+    // SAFETY: the program makes this call itself, and the two structures are the same on 64 bits.
     unsafe { call(pid, resource, new.cast(), old.cast()) }
 }

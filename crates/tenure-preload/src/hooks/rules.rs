@@ -1,24 +1,25 @@
-//! Which calls on mappings this library takes over, and in which cases. Everything else is the kernel's, with
-//! all its arguments as they are, after the pool has let go of what the call names ([`let_go`]).
+//! The calls on mappings that this library serves, and the cases. All other calls go to the kernel
+//! with their arguments unchanged, after the pool has let go of the range that the call names
+//! ([`let_go`]).
 //!
-//! | symbol | taken over | all else: the pool lets go of |
+//! | symbol | served | in all other cases the pool lets go of |
 //! | --- | --- | --- |
-//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` at most, an offset of whole pages: a run | what it replaces (`MAP_FIXED`); what is free there (`MAP_FIXED_NOREPLACE`, a hint) |
-//! | | `--unmap`: `MAP_FIXED` of private anonymous memory: what it replaces is retired | |
+//! | `mmap`, `mmap64` | `--mmap`: no address or a hint for its alignment, to read and write, private and anonymous, `MAP_NORESERVE` at most, an offset of whole pages: a run | the range that it replaces (`MAP_FIXED`); free runs in the range (`MAP_FIXED_NOREPLACE`, a hint) |
+//! | | `--unmap`: `MAP_FIXED` of private anonymous memory: the pages that it replaces are unmapped in slices | |
 //! | | `--populate`: `MAP_POPULATE` in parallel | |
-//! | `munmap` | a whole run: it goes back to the pool | the run of which a part goes |
+//! | `munmap` | a whole run: it goes back to the pool | the run, if only a part of it is unmapped |
 //! | | `--unmap`: memory that is not the pool's, retired | |
-//! | `mremap` | a whole run that may move and grows, of up to 512 KiB or within its run: stays in the pool | the range, and what is to be replaced |
+//! | `mremap` | a whole run that may move and grows, of up to 512 KiB or within its run: it stays in the pool | the range, and the range that is replaced |
 //! | | `--unmap`: a tail that is cut off, retired | |
 //! | `mprotect`, `pkey_mprotect`, `mlock`, `mlock2`, `munlock`, `mbind`, `mseal`, `remap_file_pages` | nothing | the range |
-//! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, for numpy asks for it at every array | the range; of an advice to pages alone, only what is free |
-//! | `msync`, `mincore` | nothing | what is free in the range |
+//! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, because numpy asks for it at every array | the range; for an advice that changes only pages, only free runs |
+//! | `msync`, `mincore` | nothing | free runs in the range |
 //! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
-//! | `shmat` with `SHM_REMAP` | nothing | what it replaces |
-//! | `syscall`, of these calls' numbers | nothing | as above (not for `ioctl` and `shmat`) |
+//! | `shmat` with `SHM_REMAP` | nothing | the range that it replaces |
+//! | `syscall` with the number of such a call | nothing | as above (not for `ioctl` and `shmat`) |
 //!
-//! A range is let go of before the call, also of one that the kernel then refuses: its addresses are the pool's
-//! again once the program has unmapped them.
+//! The pool lets go of a range before the call, even if the kernel then refuses it. The pool gets
+//! the addresses back once the program has unmapped them.
 
 use crate::counters;
 use crate::errno::Errno;
@@ -26,23 +27,25 @@ use std::ffi::{c_int, c_void};
 use tenure::pool;
 use tenure::pool::mapped::{self, Call};
 
-/// Whether the pool can stand in for what `mmap` is asked for: memory to read and write, private and anonymous,
-/// and nothing asked of it that lasts.
+/// Whether the pool can serve this `mmap`: memory to read and write, private and anonymous, without
+/// any lasting state.
 pub fn is_plain_memory(protection: c_int, flags: c_int, offset: i64) -> bool {
     let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // Nothing of the pool's is reserved in any case. (MAP_STACK means that there are no huge pages, since 6.7.)
+    // The pool reserves no memory in any case. (MAP_STACK means that there are no huge pages, since
+    // 6.7.)
     let harmless = libc::MAP_NORESERVE;
     protection == libc::PROT_READ | libc::PROT_WRITE
         && flags & !harmless == plain
         && offset % rustix::param::page_size() as i64 == 0
 }
 
-/// Whether an `mremap` asks for no more than that a mapping grows, at any place.
+/// Whether an `mremap` only makes a mapping larger, at any place.
 pub fn is_plain_growth(at: usize, old_len: usize, new_len: usize, flags: c_int) -> bool {
     flags == libc::MREMAP_MAYMOVE && at % rustix::param::page_size() == 0 && old_len < new_len
 }
 
-/// Whether an advice changes the mapping, or its pages alone. What is not known is taken to change it.
+/// Whether an advice changes the mapping, or only its pages. An unknown advice counts as one that
+/// changes it.
 pub fn of_advice(advice: c_int) -> Call {
     const POPULATE_READ: c_int = 22;
     const POPULATE_WRITE: c_int = 23;
@@ -67,7 +70,7 @@ pub fn touches_pool(start: usize, len: usize) -> bool {
     pool::touches(start, len.max(1))
 }
 
-/// Before a call that names the range.
+/// Called before a call that names the range.
 #[inline]
 pub fn let_go(at: *const c_void, len: usize, call: Call) {
     if touches_pool(at as usize, len) {

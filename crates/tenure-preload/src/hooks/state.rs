@@ -1,5 +1,5 @@
-//! Calls that name mappings, and change their state or look at them. The calls themselves are made as they are, after
-//! the pool has let go of what [`super::rules`] says.
+//! Calls that name mappings, and change or read their state. They go on unchanged, after the pool
+//! has let go of the range that [`super::rules`] names.
 
 use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
 use super::{confine, ending, program_memory};
@@ -14,10 +14,10 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::{self, mapped, mapped::Call};
 use tenure::retire;
 
-/// A raw call of `advice`.
+/// Makes a raw call of `advice`.
 unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
-    // SAFETY: the caller promises that the program gave this advice itself, or one that loses no
-    // contents.
+    // SAFETY: the caller promises that the program gave this advice itself, or that the advice
+    // keeps the contents.
     unsafe { kernel!(libc::SYS_madvise, at, len, advice) }
 }
 
@@ -25,7 +25,7 @@ unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     counters::MADVISES.one();
     if touches_pool(at as usize, len) {
-        // Every large array of numpy's asks for huge pages: that takes none out of the pool.
+        // Every large array of numpy asks for huge pages. That advice takes no run out of the pool.
         let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
         if !huge {
             let_go_of_pool(at as usize, len, of_advice(advice));
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
     unsafe { raw_madvise(at, len, advice) as c_int }
 }
 
-/// Answers an error number and leaves `errno` alone. POSIX_MADV_DONTNEED does nothing, as in the C
+/// Returns an error number and leaves `errno` alone. POSIX_MADV_DONTNEED does nothing, as in the C
 /// library: the kernel's would lose the contents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
@@ -44,7 +44,8 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
     }
     let_go(at, len, of_advice(advice));
     let _errno = Errno::keep();
-    // SAFETY: the program gives this advice itself; the one that would lose contents was left out.
+    // SAFETY: the program gives this advice itself, and the advice that would lose contents has
+    // returned above.
     match unsafe { raw_madvise(at, len, advice) } {
         0 => 0,
         // SAFETY: the C library gives the address of the calling thread's own errno.
@@ -52,12 +53,14 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
     }
 }
 
-/// Of what a vector names, perhaps of another process, whose addresses then take a run out of the pool for
-/// nothing. Before the call, for one that fails may have changed some of them.
+/// Lets go of each range in a vector. If the vector is for another process, this may take a run out
+/// of the pool without need. It comes before the call, because a call that fails may have changed
+/// some of the ranges.
 pub fn let_go_of_each(vector: *const libc::iovec, count: usize, advice: c_int) {
     for at in 0..count.min(libc::UIO_MAXIOV as usize) {
         let part = vector.wrapping_add(at);
-        // SAFETY: two whole words, which hold any bytes; what cannot be read is found out.
+        // SAFETY: two whole words, and any bytes are valid for them. The read reports memory that
+        // cannot be read, and the program does not unmap it during its own call.
         let Some(part) = (unsafe { program_memory::read(part) }) else { break };
         let_go(part.iov_base, part.iov_len, of_advice(advice));
     }
@@ -77,7 +80,7 @@ pub unsafe extern "C" fn process_madvise(
     unsafe { kernel!(libc::SYS_process_madvise, pidfd, vector, count, advice, flags) as isize }
 }
 
-/// Calls `(address, length, …)`, and what they do there.
+/// Calls `(address, length, …)`, and their effect on the range.
 macro_rules! calls {
     ($($name:ident $call:ident = $number:ident ($($more:ident: $kind:ty),*);)*) => {
         $(
@@ -106,13 +109,14 @@ calls! {
     mincore Uses = SYS_mincore(pages: *mut u8);
 }
 
-/// The C library's own definition makes the call: where the kernel lacks it, that one answers for it.
+/// The C library's own definition makes the call: if the kernel lacks mlock2, that definition
+/// handles it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
     let_go(at, len, Call::Changes);
     match known!(mlock2) {
-        // SAFETY: the C library's function of that name, which gets the program's own arguments
-        // unchanged.
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // arguments unchanged.
         Some(next) => unsafe { next(at, len, flags) },
         // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
         // unchanged.
@@ -120,7 +124,8 @@ pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c
     }
 }
 
-/// A cancellation point: the C library's own, through which a thread's end may unwind.
+/// It is a cancellation point. The C library's own definition makes the call, and a thread's end
+/// may unwind through it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     let_go(at, len, Call::Uses);
@@ -130,8 +135,8 @@ pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int)
         // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
         // unchanged.
         next if next.is_null() => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
-        // SAFETY: the C library's function of that name, which gets the program's own arguments
-        // unchanged.
+        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
+        // program's own arguments unchanged.
         next => unsafe { std::mem::transmute::<*mut c_void, Function>(next)(at, len, flags) },
     }
 }
@@ -144,7 +149,7 @@ pub unsafe extern "C" fn pkey_mprotect(
     key: c_int,
 ) -> c_int {
     let_go(at, len, Call::Changes);
-    // The kernel may lack keys; without one the C library makes the plain call.
+    // The kernel may lack keys; without a key the C library makes the plain call.
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     unsafe {
@@ -156,7 +161,7 @@ pub unsafe extern "C" fn pkey_mprotect(
     }
 }
 
-/// Names of mappings last. C declares variable arguments.
+/// The name of a mapping is a lasting state. C declares variable arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,
@@ -174,18 +179,20 @@ pub unsafe extern "C" fn prctl(
     unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int }
 }
 
-/// Watched by userfaultfd, a run would wait for a handler that knows nothing of its next owner; and the
-/// handler is to be asked for each page that the program has not touched, though the run's are there.
+/// If userfaultfd watched a run, its next owner would wait for a handler that does not know the
+/// run. Also, the handler must get an event for each page that the program has not touched, but the
+/// run may have that page.
 ///
-/// The same number may mean something else to another descriptor, and the argument be no pointer.
+/// Another descriptor may give this number another meaning, and the argument may be no pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     const UFFDIO_API: c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
     const MODE_MISSING: u64 = 1;
     if request == UFFDIO_REGISTER {
-        // A range's start and length, and what is to be told.
-        // SAFETY: whole words; the program's structure, if it is one.
+        // A range's start and length, and the kinds of events.
+        // SAFETY: whole words, and any bytes are valid for them. The read reports memory that
+        // cannot be read, and the program does not unmap it during its own call.
         let about = unsafe { program_memory::read(argument.cast::<[u64; 3]>()) };
         if let Some([start, len, mode]) = about {
             let (start, len) = (start as usize, len as usize);
@@ -199,18 +206,19 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     // unchanged.
     let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
     if done == 0 && request == UFFDIO_API {
-        // What it maps from here on it may want to be asked for, page by page.
+        // The program may want an event for each page of its later mappings.
         MAPPINGS.serve_no_more();
     }
     done
 }
 
-/// With SHM_REMAP it replaces what is mapped there.
+/// With SHM_REMAP the call replaces the mappings there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     if flags & libc::SHM_REMAP != 0 && touches_pool(at as usize, 1) {
         let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
-        // SAFETY: the kernel fills in the structure, or fails, as the call itself then will.
+        // SAFETY: the kernel fills in the structure, or the call fails, and shmat will fail then,
+        // too. The structure began as zeros, which are valid.
         let size = unsafe {
             libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
             about.assume_init().shm_segsz
@@ -229,10 +237,11 @@ pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *m
     unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
 }
 
-/// What is locked cannot be offered, and what may be accessed becomes resident: the pool ends.
+/// Locked pages cannot be offered, and all accessible memory becomes resident. So the pool ends.
 ///
-/// Before the call, if it will be allowed: afterwards all of it would be resident, and Linux counts a mapping of 16
-/// TiB as none when it locks it and as 16 TiB when it unmaps it.
+/// It ends before the call, if the kernel will allow the call. Afterwards all of the pool would be
+/// resident. Also, Linux counts a mapping of 16 TiB as 0 when it locks it and as 16 TiB when it
+/// unmaps it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
@@ -241,8 +250,9 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     ending::around(is_allowed(flags), call)
 }
 
-/// Whether the kernel will allow it once the pool has ended. Under a finite RLIMIT_MEMLOCK all that is mapped
-/// counts, also what the pool has reserved and keeps free, and what waits to be torn down.
+/// Whether the kernel will allow the call once the pool has ended. A finite RLIMIT_MEMLOCK counts
+/// all mappings, also the memory that the pool has reserved and keeps free, and the memory that
+/// waits to be torn down.
 fn is_allowed(flags: c_int) -> bool {
     const ALL: c_int = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     if flags & !ALL != 0 || flags & !libc::MCL_ONFAULT == 0 {
@@ -250,7 +260,8 @@ fn is_allowed(flags: c_int) -> bool {
     }
     let _errno = Errno::keep();
     let memlock = limits::of(libc::RLIMIT_MEMLOCK).map(|limit| limit.rlim_cur);
-    // Where a filter refuses the question it will refuse the lock, too, and else the kernel says what it allows.
+    // If a filter refuses to read the limit it will refuse the lock, too. Otherwise the kernel
+    // returns the limit.
     let memlock = memlock.filter(|limit| *limit != libc::RLIM64_INFINITY);
     let (Some(limit), Some(mapped)) = (memlock, mapped_bytes()) else { return memlock.is_none() };
     let ours = pool::unused_address_bytes() + retire::pending().bytes;
@@ -258,16 +269,16 @@ fn is_allowed(flags: c_int) -> bool {
     limit > 0 && fits || may_exceed(limit)
 }
 
-/// Whether this thread may lock more than its limit. The kernel says: it looks for the right in the first user
-/// namespace.
+/// Whether this thread may lock more than its limit. Only the kernel can tell: it checks the right
+/// in the first user namespace.
 fn may_exceed(limit: u64) -> bool {
-    // A longer mapping is counted wrong; and no process has so much memory.
+    // The kernel counts a longer mapping wrong, and no process has so much memory.
     const FAR: u64 = 1 << 42;
     let page = rustix::param::page_size() as u64;
     let len = (limit.min(FAR) / page + 1) * page;
     let (none, kind) =
         (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping where nothing is, and locked on fault: it never has a page.
+    // SAFETY: a new mapping at a free address, and locked on fault: it never has a page.
     unsafe {
         let at = kernel!(libc::SYS_mmap, 0, len, none, kind, -1, 0);
         if at == -1 {
@@ -279,7 +290,7 @@ fn may_exceed(limit: u64) -> bool {
     }
 }
 
-/// All that is mapped, by the first number of statm.
+/// The bytes of all mappings: the first number of statm.
 fn mapped_bytes() -> Option<u64> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;

@@ -1,5 +1,6 @@
-//! A program that creates a thread: then one of this library's makes no difference to it any more. Where no more
-//! threads are allowed (`RLIMIT_NPROC`, a cgroup's `pids.max`) the library's make room for the program's.
+//! A program that creates a thread: one more thread, of this library, makes no difference to it
+//! then. If the kernel refuses more threads (`RLIMIT_NPROC`, a cgroup's `pids.max`), this library's
+//! threads end to make room for the program's.
 
 use crate::errno::Errno;
 use crate::serving::{ALLOCATIONS, MAPPINGS};
@@ -29,8 +30,7 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     let Some(create) = real::thread_creation() else { return libc::EAGAIN };
     open_files_first();
-    // SAFETY: the program makes this call itself, and it goes on unchanged to the definition behind
-    // this one.
+    // SAFETY: the program makes this call itself, and it goes on unchanged to the next definition.
     let call = || unsafe { create(thread, attributes, body, argument) };
     let mut answer = call();
     if answer == libc::EAGAIN && keeper::make_room() {

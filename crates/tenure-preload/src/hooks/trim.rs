@@ -1,19 +1,21 @@
-//! glibc's functions about its heap, which is not all of malloc any more: what the pool has free is given back too, and
-//! what it has handed out is counted as mapped blocks are.
+//! glibc's functions about its heap, which does not serve all of malloc any more. They also give
+//! the pool's free memory back, and count the pool's blocks in use as mapped blocks.
 
 use crate::serving::ALLOCATIONS;
 use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_void};
 use tenure::pool;
 
-/// Goes on to the next definition; the pool first, which may be all that has something free.
+/// Trims the pool first, because it may have the only free memory, and then calls the next
+/// definition.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(keep_bytes: usize) -> c_int {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"malloc_trim");
     let ours = c_int::from(pool::trim());
     match NEXT.get() {
         next if next.is_null() => ours,
-        // SAFETY: the C library's function of that name; the program's call.
+        // SAFETY: `next` is the address of the C library's function of that name, and the program
+        // makes this call itself.
         next => unsafe {
             let next =
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize) -> c_int>(next);
@@ -22,7 +24,8 @@ pub unsafe extern "C" fn malloc_trim(keep_bytes: usize) -> c_int {
     }
 }
 
-/// Blocks that the pool has handed out, and their bytes. With `--mmap` the mappings that it serves are among them.
+/// The pool's blocks in use, and their bytes. With `--mmap` they include the mappings that the pool
+/// serves.
 fn handed_out() -> (u64, u64) {
     if !ALLOCATIONS.are_served() {
         return (0, 0);
@@ -35,11 +38,12 @@ fn handed_out() -> (u64, u64) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo2");
-    // SAFETY: a structure of numbers.
+    // SAFETY: the structure holds only numbers, for which zeros are valid.
     let mut info: libc::mallinfo2 = unsafe { std::mem::zeroed() };
     let next = NEXT.get();
     if !next.is_null() {
-        // SAFETY: the C library's function of that name.
+        // SAFETY: `next` is the address of the C library's function of that name, which has no
+        // arguments.
         info = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::mallinfo2>(next)()
         };
@@ -50,16 +54,17 @@ pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
     info
 }
 
-/// The figures in numbers that overflow, as glibc has them.
+/// The figures in numbers that overflow, as in glibc.
 #[cfg(target_env = "gnu")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo() -> libc::mallinfo {
     static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo");
-    // SAFETY: a structure of numbers.
+    // SAFETY: the structure holds only numbers, for which zeros are valid.
     let mut info: libc::mallinfo = unsafe { std::mem::zeroed() };
     let next = NEXT.get();
     if !next.is_null() {
-        // SAFETY: the C library's function of that name.
+        // SAFETY: `next` is the address of the C library's function of that name, which has no
+        // arguments.
         info = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::mallinfo>(next)()
         };

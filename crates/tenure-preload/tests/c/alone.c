@@ -1,5 +1,5 @@
-/* A program with one thread keeps one: what is free is offered by who frees it. A thread comes where there are others,
- * or where so much is offered that it pays. */
+/* A program with one thread keeps one: the thread that frees memory also offers it. A worker
+ * starts only if there are other threads, or if the program offers so much that a worker pays. */
 #include "check.h"
 #include <dirent.h>
 

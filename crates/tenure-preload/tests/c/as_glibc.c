@@ -1,4 +1,4 @@
-/* What programs learn of glibc's malloc by asking: sizes, and how its heap grows and shrinks. */
+/* What programs can find out about glibc's malloc: sizes, and how its heap grows and shrinks. */
 #include "check.h"
 #include <sys/sysinfo.h>
 
@@ -12,7 +12,7 @@ static size_t resident(void) {
     return pages * 4096;
 }
 
-/* Whether every mapping gets huge pages, as the system is set. */
+/* Whether every mapping gets huge pages, by the system's setting. */
 static int huge_pages_are_for_all(void) {
     char text[100] = "";
     FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
@@ -23,8 +23,8 @@ static int huge_pages_are_for_all(void) {
     return strstr(text, "[always]") != NULL;
 }
 
-/* A large block of which a byte here and there is used takes that many pages, and huge ones where the program asks
-   for them. */
+/* A large block of which a program uses only some pages takes that many pages. It takes huge
+ * pages if the program asks for them. */
 static void use_here_and_there(void) {
     size_t before = resident(), len = 512 * MIB;
     for (int round = 0; round < 3; round++) {
@@ -45,7 +45,7 @@ static void use_here_and_there(void) {
     CHECK(madvise((char *)4096, 4096, MADV_HUGEPAGE) == -1 && errno == ENOMEM);
 }
 
-/* The kernel refuses what is larger than all memory and swap, if it is set to. */
+/* If it is set so, the kernel refuses a mapping that is larger than all memory and swap. */
 static void refuse_the_absurd(void) {
     char mode = '1';
     FILE *file = fopen("/proc/sys/vm/overcommit_memory", "r");
@@ -61,7 +61,7 @@ static void refuse_the_absurd(void) {
     void *volatile large = realloc(at, all + all / 4);
     CHECK(mode == '1' || !large);
     free(large ? large : at);
-    /* A hint for the alignment is no other wish. */
+    /* A hint for an alignment is served like a call without a hint. */
     char *mapped = mmap((void *)(4UL << 40), all + all / 4, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(mode == '1' ? mapped != MAP_FAILED : mapped == MAP_FAILED && errno == ENOMEM);
@@ -87,7 +87,7 @@ int main(void) {
             free(blocks[n]);
         CHECK(sbrk(0) == top);
     }
-    /* Some programs add up what malloc_usable_size says, and hold to a limit. */
+    /* Some programs add up the results of malloc_usable_size, and keep the sum below a limit. */
     for (size_t size = 100 * KIB; size < 64 * MIB; size += size / 3) {
         char *at = malloc(size);
         size_t usable = malloc_usable_size(at);

@@ -1,8 +1,8 @@
-/* A program gets as many threads as it may have. */
+/* A program gets as many threads as its limit allows. */
 #include "check.h"
 
 static void *body(void *barrier) {
-    /* Work for a background thread, which is one of those that are counted. */
+    /* Work for the worker, which is one of the threads that the kernel counts. */
     for (int n = 0; n < 20; n++) {
         char *block = malloc(4 * MIB);
         memset(block, 1, 4 * MIB);

@@ -1,4 +1,4 @@
-/* A pointer to nothing is the kernel's to refuse, by an errno. */
+/* The kernel refuses a pointer to no memory with an errno. */
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/uio.h>
@@ -8,7 +8,7 @@ static void say(const char *what, long answer) {
 }
 
 int main(void) {
-    /* Not known to the compiler. */
+    /* The compiler must not know the value. */
     void *volatile low = (void *)8;
     char *volatile edge = mmap(NULL, 8192, RW, ANON, -1, 0);
     unsigned long uffdio_register = 0xc020aa00ul, uffdio_api = 0xc018aa3ful;

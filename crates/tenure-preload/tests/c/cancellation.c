@@ -1,4 +1,5 @@
-/* malloc's family, mmap's family and prctl are no cancellation points: a thread goes on with a cancellation pending. */
+/* malloc's family, mmap's family and prctl are no cancellation points: a thread with a pending
+ * cancellation continues after them. */
 #include "check.h"
 #include <pthread.h>
 #include <sys/prctl.h>

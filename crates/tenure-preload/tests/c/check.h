@@ -1,4 +1,5 @@
-/* What the programs share. Each says what went wrong, and where, and ends with 1. */
+/* Functions that the programs share. A failed check prints the failure and its place, and exits
+ * with 1. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -40,7 +41,8 @@ static inline void *map(size_t len) {
     return at;
 }
 
-/* These look at hundreds of mebibytes: fast in programs that are not optimised, too. */
+/* These functions read hundreds of mebibytes: they must be fast in programs that are not
+ * optimised, too. */
 #if defined __GNUC__ && !defined __clang__
 #define OPTIMIZED __attribute__((optimize("O3")))
 #else
@@ -55,7 +57,7 @@ OPTIMIZED static inline int is_zero(const void *at, size_t len) {
     return 1;
 }
 
-/* Fills with a pattern that tells addresses and owners apart, and looks for it. */
+/* Fills memory with a pattern that differs by address and owner, and checks it. */
 OPTIMIZED static inline void fill(void *at, size_t len, uint64_t owner) {
     uint64_t *word = at;
     for (size_t n = 0; n < len / 8; n++)
@@ -70,7 +72,7 @@ OPTIMIZED static inline int is_filled(const void *at, size_t len, uint64_t owner
     return 1;
 }
 
-/* How often a long sweep is made: SWEEPS says whether all are to be whole. */
+/* How many rounds a long sweep has: SWEEPS tells whether all sweeps are whole. */
 static inline int sweep(int brief, int whole) {
     const char *sweeps = getenv("SWEEPS");
     return sweeps && !strcmp(sweeps, "whole") ? whole : brief;
@@ -92,7 +94,7 @@ static inline long status_kib(const char *name) {
 static sigjmp_buf caught_at;
 static void on_fault(int signal) { siglongjmp(caught_at, signal); }
 
-/* The signal that a read, or a write of what is there, raises; 0: none. */
+/* The signal that a read raises, or a write of the value that is there; 0: none. */
 static inline int raised_by(volatile char *at, int writes) {
     struct sigaction action = {.sa_handler = on_fault}, before[2];
     sigaction(SIGSEGV, &action, &before[0]);

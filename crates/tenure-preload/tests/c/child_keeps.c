@@ -1,4 +1,5 @@
-/* A program with a second thread frees much, and a child goes on that frees nothing: the memory is not the child's. */
+/* A program with a second thread frees much memory, and a child that frees nothing lives on. The
+ * child must not keep that memory. */
 #include "check.h"
 
 enum { BLOCKS = 100 };

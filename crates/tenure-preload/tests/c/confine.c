@@ -1,4 +1,5 @@
-/* A program with one thread that gives up rights for the calling thread: no other thread keeps them. */
+/* A program with one thread gives up rights for the calling thread. No other thread may keep
+ * them. */
 #include "check.h"
 #include <dirent.h>
 #include <linux/capability.h>
@@ -7,7 +8,7 @@
 
 static unsigned seed = 7;
 
-/* Memory of many sizes, checked and freed. */
+/* Allocates memory of many sizes, checks it and frees it. */
 static void work(void) {
     enum { BLOCKS = 40 };
     char *blocks[BLOCKS] = {0};
@@ -30,7 +31,7 @@ static void work(void) {
     CHECK(munmap(mapped, 16 * MIB) == 0);
 }
 
-/* How many threads there are, and how many of them have a capability, and how many no filter. */
+/* Counts the threads, those with a capability, and those without a filter. */
 static void tasks(int *threads, int *able, int *unfiltered) {
     *threads = *able = *unfiltered = 0;
     DIR *tasks = opendir("/proc/self/task");
@@ -81,7 +82,7 @@ int main(int count, char **arguments) {
     const char *way = count > 1 ? arguments[1] : "capset";
     int threads, able, unfiltered;
     work();
-    /* Where tenure is to be there, its threads are there first. */
+    /* If the test wants tenure's threads first, this waits for them. */
     for (int n = 0; getenv("THREADS_FIRST") && n < 3000; n++) {
         tasks(&threads, &able, &unfiltered);
         if (threads > 1)
@@ -102,7 +103,8 @@ int main(int count, char **arguments) {
     else
         CHECK(!"a known way");
     tasks(&threads, &able, &unfiltered);
-    /* After a filter no thread comes again; else one may, with the rights that are left. */
+    /* After a filter no thread starts again. After other calls one may, with the remaining
+     * rights. */
     if (!strcmp(way, "prctl") || !strcmp(way, "seccomp"))
         printf("%s: %d\n", way, threads);
     if (!strcmp(way, "capset"))

@@ -1,4 +1,4 @@
-/* So many calls that are seen, and so many that are not. */
+/* Makes a number of calls that the library sees, and a number that it does not see. */
 #include "check.h"
 
 int main(void) {

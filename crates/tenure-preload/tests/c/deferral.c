@@ -1,12 +1,13 @@
-/* When munmap returns, the addresses are gone: a touch raises SIGSEGV, MAP_FIXED_NOREPLACE finds room,
-   a new mapping there keeps what is written to it. A file's mapping holds nothing of the file. */
+/* When munmap returns, the addresses are free: a touch raises SIGSEGV, MAP_FIXED_NOREPLACE
+ * succeeds, and a new mapping there keeps the bytes that are written to it. The mapping of a
+ * file does not hold the file any more. */
 #include "check.h"
 #include <linux/memfd.h>
 
 static void stale(size_t len) {
     char *at = map(len);
     memset(at, 1, len);
-    /* Half of it: a whole run of the pool's stays readable, as the documentation says. */
+    /* Half of it: a whole run of the pool stays readable, as the documentation says. */
     CHECK(munmap(at + len / 2, len / 2) == 0);
     CHECK(touch(at + len / 2) == SIGSEGV);
     CHECK(touch(at + len - 1) == SIGSEGV);
@@ -15,7 +16,7 @@ static void stale(size_t len) {
     CHECK(again == at + len / 2);
     CHECK(is_zero(again, len / 2));
     fill(again, len / 2, 3);
-    sleep_ms(60); /* whoever tears the old memory down must not touch the new */
+    sleep_ms(60); /* the teardown of the old memory must not touch the new */
     CHECK(is_filled(again, len / 2, 3));
     CHECK(mmap(again, 4096, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
     CHECK(munmap(at, len) == 0);
@@ -44,7 +45,7 @@ static void replaced(size_t len) {
     CHECK(munmap(at, len) == 0);
 }
 
-/* Nothing that the pool stands in for: it was not mapped for reading and writing. */
+/* The pool does not serve this mapping: it is not for reading and writing. */
 static void whole(size_t len) {
     char *at = mmap(NULL, len, PROT_NONE, ANON, -1, 0);
     CHECK(at != MAP_FAILED && mprotect(at, len, RW) == 0);

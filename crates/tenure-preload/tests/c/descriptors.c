@@ -1,4 +1,5 @@
-/* One thread puts a file under a number that it has closed; another one only uses memory, and closes nothing of that. */
+/* One thread opens a file under a descriptor number that it has closed. Another thread only uses
+ * memory, and must not close that file. */
 #include "check.h"
 #include <stdatomic.h>
 #include <time.h>
@@ -23,12 +24,12 @@ int main(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, body, NULL) == 0);
     int lost = 0;
-    /* On a busy machine each sched_yield takes its time. */
+    /* On a busy machine each sched_yield takes long. */
     time_t until = time(NULL) + 5;
     for (int n = 0; n < sweep(2500, 10000) && time(NULL) < until; n++) {
         CHECK(close(0) == 0);
         sched_yield();
-        /* EBUSY: another thread is opening a file just then. */
+        /* EBUSY: another thread is opening a file at this moment. */
         while (dup2(file, 0) < 0)
             CHECK(errno == EBUSY);
         for (int more = 0; more < 5; more++)
@@ -40,7 +41,8 @@ int main(void) {
     }
     over = 1;
     CHECK(pthread_join(thread, NULL) == 0);
-    /* A few at the most: between a look and a close. Without the look there are a hundred. */
+    /* A few at most, between the library's check and its close. Without the check about a
+     * hundred are closed. */
     if (lost > 3)
         printf("%d were closed\n", lost);
     puts("stayed open");

@@ -1,5 +1,5 @@
-/* The process ends with the last of the program's threads, also when the main one went first: by pthread_exit (and
-   so in a child that another thread forked), thrd_exit, or a cancellation. */
+/* The process ends with the last of the program's threads, also if the main thread ended before:
+ * by pthread_exit (also in a child that another thread forked), thrd_exit, or a cancellation. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -17,7 +17,7 @@ static void use(int n) {
     free(at);
 }
 
-/* Takes its time: the process goes on until the main thread's own values are destroyed. */
+/* Takes long: the process must live until the main thread's own values are destroyed. */
 static void destroy(void *value) {
     (void)value;
     for (int n = 0; n < 10; n++)
@@ -26,7 +26,7 @@ static void destroy(void *value) {
     fflush(stdout);
 }
 
-/* No thread can be made from here on. */
+/* From now on no thread can be made. */
 static void allow_no_thread(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -73,7 +73,7 @@ int main(int count, char **arguments) {
     pthread_t thread;
     main_thread = pthread_self();
     alarm(60);
-    /* There is a thread of the library's, if there is to be one. */
+    /* Makes the library start its thread, if it starts one. */
     for (int n = 0; n < 40; n++)
         use(n);
     sleep_ms(50);

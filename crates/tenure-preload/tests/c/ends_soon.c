@@ -1,5 +1,5 @@
-/* The main thread ends by itself while the library's threads start: the program's handlers run on a thread of the
- * program's, with its signal mask and its stack. */
+/* The main thread ends by itself while the library's threads start. The program's exit handlers
+ * must run on a thread of the program, with its signal mask and its stack. */
 #include "check.h"
 
 static void deep(void) {

@@ -1,4 +1,5 @@
-/* Calls that fail, fail as they do without the library: the output is compared. */
+/* Calls that fail without the library fail in this way with it, too: the test compares the
+ * output. */
 #include "check.h"
 
 static void say(const char *what, long result) {
@@ -48,7 +49,7 @@ int main(void) {
     void *to = (void *)1;
     CHECK(posix_memalign(&to, 3, len) == EINVAL);
     CHECK(posix_memalign(&to, 64, huge) == ENOMEM);
-    /* errno is left alone by what succeeds. */
+    /* Calls that succeed leave errno alone. */
     errno = 77;
     free(block);
     block = malloc(len);

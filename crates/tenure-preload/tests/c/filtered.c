@@ -1,4 +1,4 @@
-/* A program that allows itself, once its work is set up, only the calls that the C library's malloc makes. */
+/* After its setup the program allows itself only the calls that the C library's malloc makes. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,7 +30,7 @@ static char *blocks[BLOCKS];
 static size_t lens[BLOCKS];
 static unsigned seed = 11;
 
-/* Blocks are made, made larger or smaller, and freed. */
+/* Allocates blocks, makes them larger or smaller, and frees them. */
 static void work(int rounds) {
     for (int n = 0; n < rounds; n++) {
         int i = rand_r(&seed) % BLOCKS;
@@ -64,7 +64,7 @@ int main(int count, char **arguments) {
     work(400);
     char *mapped = map(16 * MIB);
     fill(mapped, 16 * MIB, 99);
-    /* Asking what there is changes nothing. */
+    /* Probing for filters changes nothing. */
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) == -1 && errno == EFAULT);
     CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, NULL) == -1 && errno == EFAULT);
     printf("filtered\n");

@@ -32,7 +32,7 @@ static void ended_well(pid_t child) {
 }
 
 int main(int count, char **arguments) {
-    if (count > 1) { /* what exec gives */
+    if (count > 1) { /* the arguments that exec passes */
         work(99, 4);
         return 0;
     }
@@ -73,7 +73,7 @@ int main(int count, char **arguments) {
             CHECK(posix_spawn(&child, again[0], NULL, NULL, again, environ) == 0);
             ended_well(child);
         } else if (n % 4 == 2) {
-            /* Without the C library: its fork handlers do not run. */
+            /* A raw clone runs no fork handlers. */
             child = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
             if (!child) {
                 int ok = is_filled(kept, len, 1) && is_filled(mapped, len, 2);

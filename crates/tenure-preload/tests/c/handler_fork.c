@@ -1,5 +1,5 @@
-/* One thread is at malloc, with a lock of malloc's, when a signal has it map and unmap; another forks meanwhile,
-   and waits for that lock. */
+/* One thread holds a lock of malloc when a signal handler interrupts it, which maps and unmaps
+ * memory. Another thread forks meanwhile, and waits for that lock. */
 #include "check.h"
 
 enum { LEN = 2 << 20, LARGE = 8 << 20, PAGE = 4096 };
@@ -9,7 +9,7 @@ static _Atomic int handled, over;
 static void on_signal(int signal) {
     int errno_before = errno;
     (void)signal;
-    /* Until the other one waits, if it is to. */
+    /* Until the other thread waits, if it is going to. */
     sleep_ms(2);
     char *whole = map(LEN), *in_parts = map(LEN), *shared;
     CHECK(is_zero(whole, 64) && is_zero(in_parts, 64));
@@ -49,7 +49,7 @@ int main(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     alarm(100);
-    /* There is a pool, something to retire, and a thread that does so. */
+    /* Afterwards the library has a pool, memory to retire, and a worker. */
     for (int n = 0; n < 3; n++) {
         free(memset(malloc(LARGE), 1, LARGE));
         CHECK(munmap(memset(map(LARGE), 1, LARGE), LARGE) == 0);
@@ -63,7 +63,7 @@ int main(void) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (!child) {
-            /* What the child has is whole. */
+            /* The child's memory is complete. */
             char *at = map(LEN);
             _exit(!is_zero(at, LEN) || munmap(at, LEN) || !malloc(LARGE));
         }

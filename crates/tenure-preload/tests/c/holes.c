@@ -1,5 +1,5 @@
-/* What a program with one thread has unmapped stays free: nothing of the library's is mapped there, and what the
- * program maps there later stays. */
+/* The addresses that a program with one thread has unmapped stay free: the library maps nothing
+ * there, and the program's later mappings there stay. */
 #include "check.h"
 
 enum { HOLES = 6 };
@@ -12,7 +12,7 @@ static int is_free(char *at, size_t len) {
            msync(at + len - 4096, 4096, MS_ASYNC) == -1 && errno == ENOMEM;
 }
 
-/* No line of the process's list of mappings lies in a hole. */
+/* Checks that no line of the list of mappings lies in a hole. */
 static void no_hole_is_used(void) {
     static char text[1 << 20];
     int file = open("/proc/self/maps", O_RDONLY);
@@ -33,7 +33,7 @@ static void no_hole_is_used(void) {
     }
 }
 
-/* Makes the library's threads start, and has them work. */
+/* Makes the library's threads start and work. */
 static void use_large_memory(size_t len) {
     char *block = malloc(8 * MIB);
     CHECK(block);
@@ -46,12 +46,13 @@ static void use_large_memory(size_t len) {
 }
 
 int main(void) {
-    /* A page between two of them stays, so that no mapping of this program's fits into both. */
+    /* A page stays between two holes, so that no mapping of this program fits into both. */
     for (int n = 0; n < HOLES; n++) {
         hole[n] = mmap(NULL, size[n] + 4096, PROT_NONE, ANON | MAP_NORESERVE, -1, 0);
         CHECK(hole[n] != MAP_FAILED);
     }
-    /* This program's own mappings would take the large ones: those are tried one by one below. */
+    /* The program's own mappings would take the large holes, so those are tried one by one
+     * below. */
     for (int n = 0; n < 3; n++)
         CHECK(munmap(hole[n], size[n]) == 0);
     char *large[HOLES] = {0};

@@ -1,4 +1,4 @@
-/* A C program that loads a plugin, which is seen by nobody else, and calls it. */
+/* A C program that loads a plugin, whose symbols no other library sees, and calls it. */
 #include "check.h"
 #include <dlfcn.h>
 

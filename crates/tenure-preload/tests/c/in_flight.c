@@ -1,8 +1,9 @@
-/* What the kernel still reads after the program has given the memory up is not written by its next owner. */
+/* The kernel may still read memory that the program has given up. Its next owner must not write
+ * to those pages. */
 #include "check.h"
 #include <sys/uio.h>
 
-/* The call is made by its number. */
+/* The program makes the call by its number. */
 static int by_number;
 
 static ssize_t give(int to, struct iovec *part) {
@@ -25,7 +26,7 @@ static void splice_and_give_up(size_t len, int is_mapped) {
         CHECK(munmap(at, len) == 0);
     else
         free(at);
-    /* Several next owners, of the same size, and one that wants zeros. */
+    /* Several next owners of this size, and one that wants zeros. */
     char *next[4];
     for (int n = 0; n < 4; n++) {
         next[n] = is_mapped ? map(len) : n == 3 ? calloc(1, len) : malloc(len);

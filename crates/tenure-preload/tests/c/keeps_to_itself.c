@@ -1,4 +1,5 @@
-/* What a program may do to itself: close all descriptors, drop its standard streams, replace itself. */
+/* What a program may do to its own process: close all descriptors, drop its standard streams,
+ * replace itself. */
 #include "check.h"
 
 int main(int count, char **arguments) {
@@ -11,7 +12,7 @@ int main(int count, char **arguments) {
         munmap(at, len);
     }
     if (count < 2) {
-        sleep_ms(700); /* the keeper is at work by now */
+        sleep_ms(700); /* the keeper works by now */
         puts("closing");
         fflush(stdout);
         for (int fd = 3; fd < 2000; fd++)

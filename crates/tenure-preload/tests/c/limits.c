@@ -1,4 +1,5 @@
-/* Under limits, memory runs out where it would, by an error; and what is freed can be had again. */
+/* Under a limit, memory runs out with an error where it would without the library, and freed
+ * memory can be allocated again. */
 #include "check.h"
 
 static void until_refused(int mapped) {
@@ -17,7 +18,7 @@ static void until_refused(int mapped) {
             fill(at, 4096, count);
             blocks[count++] = at;
         }
-        /* 1 GiB is the limit: a half of it must be there to be had, each time anew. */
+        /* The limit is 1 GiB: each time the program must get at least half of it. */
         CHECK(count >= 64 && count < 140);
         while (count--) {
             CHECK(is_filled(blocks[count], 4096, count));
@@ -30,7 +31,8 @@ static void until_refused(int mapped) {
 }
 
 static void touched_and_dropped(void) {
-    /* More than the limit in all; what went must be back before it is needed. */
+    /* More than the limit in total: each mapping must be torn down before the next needs its
+     * memory. */
     for (int n = 0; n < 3; n++) {
         char *at = map(600 * MIB);
         for (size_t byte = 0; byte < 600 * MIB; byte += 4096)
@@ -47,7 +49,8 @@ static void under_a_limit(void) {
     touched_and_dropped();
 }
 
-/* RLIMIT_DATA counts what may be written: blocks of one size that were freed make room for those of any other. */
+/* RLIMIT_DATA counts writable memory: freed blocks of one size must make room for blocks of any
+ * other. */
 static void sizes_one_after_the_other(void) {
     enum { MOST = 256 };
     static char *blocks[MOST];
@@ -59,7 +62,7 @@ static void sizes_one_after_the_other(void) {
                 break;
             fill(blocks[count], 4096, count);
         }
-        /* A half of 1 GiB must be there to be had. */
+        /* The program must get at least half of 1 GiB. */
         CHECK(count == MOST || (size_t)count * len >= 512 * MIB);
         while (count--) {
             CHECK(is_filled(blocks[count], 4096, count));
@@ -75,7 +78,7 @@ static void under_a_limit_on_data(void) {
     until_refused(0);
 }
 
-/* mlockall counts all that is mapped, where a limit holds and no capability lifts it. */
+/* mlockall counts all mappings, if a limit holds and no capability lifts it. */
 static void all_locked(void) {
     struct rlimit limit = {1 << 30, 1 << 30};
     free(malloc(8 * MIB));

@@ -1,5 +1,5 @@
-/* A limit that a program sets beside its own forks leaves it its memory; one that the kernel refuses, or that a child
- * of vfork sets for itself, is no limit of the program's. */
+/* A program sets a limit while it forks, and keeps its memory. A limit that the kernel refuses,
+ * or that a child of vfork sets for itself, is no limit of the program. */
 #include "check.h"
 
 static volatile int over;

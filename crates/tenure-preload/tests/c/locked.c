@@ -1,7 +1,8 @@
-/* What is locked counts as it would, and no memory is there that the program does not have. */
+/* Locked memory counts as it would without the library, and only the program's own memory is
+ * resident. */
 #include "check.h"
 
-/* The worker runs, and something is free. */
+/* Afterwards the worker runs, and the pool has free runs. */
 static void warm_up(void) {
     for (int n = 0; n < 3; n++) {
         char *at = map(66 * MIB);
@@ -11,7 +12,7 @@ static void warm_up(void) {
     }
 }
 
-/* VmLck is what the program has locked, as soon as munmap returns. */
+/* VmLck is the memory that the program has locked, as soon as munmap returns. */
 static void unmapped(void) {
     size_t len = 60000000 / 4096 * 4096;
     warm_up();
@@ -39,8 +40,8 @@ static int lock_all(int flags) {
     return by_number ? (int)syscall(SYS_mlockall, flags) : mlockall(flags);
 }
 
-/* Free blocks, one in use, and memory just unmapped: only what is in use becomes resident, and what is freed
-   later goes. */
+/* Free blocks, a block in use, and memory that was just unmapped. Only the block in use becomes
+ * resident, and memory that is freed later is unmapped. */
 static void everything(int flags) {
     warm_up();
     for (int n = 0; n < 8; n++) {
@@ -66,13 +67,13 @@ static void everything(int flags) {
     CHECK(lock_all(1 << 20) == -1 && errno == EINVAL);
     errno = 7;
     CHECK(lock_all(flags) == 0 && errno == 7);
-    /* What is held, and a program's own text, stacks and heap. */
+    /* The blocks in use, and the program's own text, stacks and heap. */
     CHECK(status_kib("VmRSS:") < 256 * 1024);
-    /* No reservation counts; of a block in use what its run is larger. */
+    /* No reservation counts. For a block in use the rest of its run counts. */
     if (flags & MCL_CURRENT)
         CHECK(status_kib("VmLck:") < 512 * 1024);
     CHECK(is_filled(held, len, 1) && is_filled(grown, 70 * MIB, 3));
-    /* It grows where nothing lies that may not be accessed. */
+    /* All bytes that malloc_usable_size reports are accessible. */
     CHECK(malloc_usable_size(held) >= len);
     memset(held + len, 1, malloc_usable_size(held) - len);
     held = realloc(held, len + 5 * MIB);
@@ -84,7 +85,7 @@ static void everything(int flags) {
     CHECK(status_kib("VmRSS:") + 200 * 1024 < before);
     if (flags & MCL_CURRENT)
         CHECK(status_kib("VmLck:") < 256 * 1024);
-    /* And the same once more. */
+    /* All of it once more. */
     CHECK(lock_all(flags) == 0);
     char *again = malloc(20 * MIB);
     fill(again, 20 * MIB, 5);
@@ -93,7 +94,7 @@ static void everything(int flags) {
     CHECK(status_kib("VmRSS:") < 128 * 1024);
 }
 
-/* A call that fails leaves all as it was. */
+/* A call that fails changes nothing. */
 static void refused(int flags) {
     struct rlimit limit;
     char *held = malloc(80 * MIB);
@@ -111,14 +112,14 @@ static void refused(int flags) {
     warm_up();
 }
 
-/* What is free counts not against the limit. */
+/* Free memory does not count against the limit. */
 static void within_the_limit(int flags) {
     struct rlimit limit = {512 * MIB, 512 * MIB};
     warm_up();
     char *free_soon = malloc(900 * MIB);
     free_soon[0] = 1;
     free(free_soon);
-    /* Not everybody may raise it. */
+    /* Only a privileged process may raise it. */
     if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0)
         return;
     CHECK(geteuid() != 0 || setresuid(65534, 65534, 65534) == 0);
@@ -143,7 +144,8 @@ int main(void) {
     for (by_number = 0; by_number < 2; by_number++) {
         in_a_child(refused, MCL_CURRENT);
         in_a_child(within_the_limit, MCL_CURRENT);
-        /* A short sweep locks on fault by number, and not on fault by the C library's call. */
+        /* A short sweep makes two rounds: by number with lock on fault, and by the C library's
+         * call without. */
         for (int n = sweep(by_number, 0); may_lock && n < sweep(by_number + 1, 2); n++) {
             int more = n * MCL_ONFAULT;
             in_a_child(everything, MCL_CURRENT | more);

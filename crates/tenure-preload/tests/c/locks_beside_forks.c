@@ -1,5 +1,6 @@
-/* A thread has a lock of the program's while it allocates, and a fork waits for that lock: by a handler that was
- * registered before all others, or, with an argument, through the C library's streams. */
+/* A thread holds a lock of the program while it allocates, and a fork waits for that lock: in a
+ * handler that was registered before all others, or, with an argument, through the C library's
+ * streams. */
 #include "check.h"
 #include <stdatomic.h>
 

@@ -1,4 +1,5 @@
-/* userfaultfd's handler is asked for every page that the program has not touched, and for no other. */
+/* The handler of a userfaultfd gets an event for every page that the program has not touched,
+ * and for no other page. */
 #include "check.h"
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
@@ -42,7 +43,7 @@ static void reg(void *at) {
     CHECK(ioctl(watch, UFFDIO_REGISTER, &all) == 0);
 }
 
-/* All that is there is somebody's, and the next one finds it warm. */
+/* Every page of this memory was used, and its next owner finds it warm. */
 static void use(void) {
     char *at = map(LEN);
     memset(at, 1, LEN);
@@ -101,7 +102,7 @@ int main(void) {
     char *early = map(LEN);
     use();
     char *changed = map(LEN), *written = map(LEN);
-    /* Its state was changed before, and part of it is not there, or cannot be read. */
+    /* Its state was changed before, and part of it is unmapped or cannot be read. */
     CHECK(madvise(changed, LEN, MADV_DONTDUMP) == 0);
     changed[5 * PAGE] = 7;
     CHECK(mprotect(changed + 8 * PAGE, 2 * PAGE, PROT_NONE) == 0);
@@ -132,7 +133,7 @@ int main(void) {
     reg(late);
     check_all_supplied(late, "mapped after it");
 
-    /* The next owner's pages are nobody's to supply. */
+    /* No handler serves the pages of the next owner. */
     CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
     close(watch);
     CHECK(munmap(early, LEN) == 0 && munmap(changed, LEN) == 0 && munmap(written, LEN) == 0);

@@ -4,20 +4,20 @@
 static void one(size_t len) {
     char *at = map(len);
     fill(at, len, 1);
-    /* Smaller: in place, and the tail is gone. */
+    /* Smaller: in place, and the tail is unmapped. */
     CHECK(mremap(at, len, len / 2, 0) == at);
     CHECK(is_filled(at, len / 2, 1) && touch(at + len / 2) == SIGSEGV);
-    /* Larger: what is new is zero. */
+    /* Larger: the new bytes are zero. */
     char *large = mremap(at, len / 2, 3 * len, MREMAP_MAYMOVE);
     CHECK(large != MAP_FAILED);
     CHECK(is_filled(large, len / 2, 1) && is_zero(large + len / 2, 3 * len - len / 2));
     fill(large, 3 * len, 2);
-    /* To a place of the program's choice. */
+    /* To a place that the program chooses. */
     char *place = mmap(NULL, 4 * len, PROT_NONE, ANON, -1, 0);
     CHECK(mremap(large, 3 * len, 3 * len, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
     CHECK(is_filled(place, 3 * len, 2));
     CHECK(munmap(place, 4 * len) == 0);
-    /* A part moves out of the middle; what is around it stays. */
+    /* A part moves out of the middle; the parts around it stay. */
     char *whole = map(4 * len);
     fill(whole, 4 * len, 3);
     char *part = mremap(whole + len, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, map(len));
@@ -31,7 +31,7 @@ static void one(size_t len) {
     CHECK(mmap(whole + len, len, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0) == whole + len);
     CHECK(is_zero(whole + len, len));
     CHECK(munmap(whole, 4 * len) == 0 && munmap(part, len) == 0);
-    /* The old one stays, empty. */
+    /* The old mapping stays, empty. */
     char *old = map(len);
     fill(old, len, 4);
     char *moved = mremap(old, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
@@ -53,7 +53,7 @@ static void refused_whole(size_t len) {
     CHECK(munmap(at, len) == 0);
 }
 
-/* What grows has what the mapping has: its protection, its file. */
+/* A mapping that grows keeps its state: its protection, its file. */
 static void grow_with_its_state(size_t len) {
     char *at = map(len);
     fill(at, len, 7);
@@ -77,8 +77,8 @@ static void grow_with_its_state(size_t len) {
     close(file);
 }
 
-/* The kernel joins what is mapped over a part of a mapping, or into its hole, with what is around it: an mremap may go over
-   the border. */
+/* The kernel joins a new mapping over a part of another one, or in its hole, with the mapping around
+   it: an mremap may go over the border. */
 static void over_borders(size_t len) {
     char *at = map(4 * len);
     fill(at, 4 * len, 11);
@@ -93,7 +93,7 @@ static void over_borders(size_t len) {
     CHECK(munmap(part, 4 * len) == 0 && munmap(at + 3 * len, len) == 0);
 }
 
-/* What cannot grow stays where it was, as it was. */
+/* A mapping that cannot grow stays in place, unchanged. */
 static void refused(size_t len) {
     char *at = map(len);
     fill(at, len, 10);
@@ -137,7 +137,7 @@ int main(void) {
     for (size_t n = 0; n < 4; n++)
         over_borders(sizes[n]);
     grow_step_by_step();
-    /* And realloc, by a fixed sequence. */
+    /* And by realloc, in a fixed sequence. */
     unsigned state = 1;
     size_t len = 100 * KIB;
     char *block = malloc(len);

@@ -1,4 +1,4 @@
-// Every form of new and delete, and what crosses over to malloc's family.
+// Every form of new and delete, and blocks that pass between them and malloc's family.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

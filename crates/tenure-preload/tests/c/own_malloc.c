@@ -1,4 +1,4 @@
-/* A program that brings its own malloc: small, over mmap. */
+/* A program that has its own malloc: a small one that calls mmap. */
 #include "check.h"
 
 void *malloc(size_t len) {
@@ -24,7 +24,7 @@ void *realloc(void *at, size_t len) {
 }
 
 int main(void) {
-    /* The C library's, which calls the program's realloc. */
+    /* A function of the C library, which calls the program's realloc. */
     char *array = malloc(3 * MIB);
     memset(array, 7, 3 * MIB);
     array = reallocarray(array, 5, MIB);

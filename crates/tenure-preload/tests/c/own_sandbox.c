@@ -1,4 +1,5 @@
-/* A program with its own malloc is not threaded before it makes itself so: it may enter a user namespace. */
+/* A program with its own malloc has one thread until it makes another, so it may enter a user
+ * namespace. */
 #include "check.h"
 #include <dirent.h>
 
@@ -24,7 +25,7 @@ void *realloc(void *at, size_t len) {
 
 static void *body(void *argument) { return argument; }
 
-/* Threads, and those of them whose name begins so. */
+/* The number of threads whose names begin so. */
 static int threads(const char *name) {
     DIR *tasks = opendir("/proc/self/task");
     CHECK(tasks);
@@ -49,7 +50,7 @@ int main(int count, char **arguments) {
     if (count > 1 && !strcmp(arguments[1], "threaded")) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, body, NULL) == 0 && pthread_join(thread, NULL) == 0);
-        /* A thread that it starts bears its name for a moment: one count of one is enough. */
+        /* A new thread has its creator's name for a moment, so one count of one is enough. */
         int n = 0;
         while (threads("tenure-keeper") != 1 && n++ < 3000)
             sleep_ms(10);

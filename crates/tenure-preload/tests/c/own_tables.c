@@ -1,7 +1,8 @@
-/* Children and threads that have descriptors of their own close them all and use memory; it opens no more and more. */
+/* Children and threads that have their own descriptor tables close all descriptors and use
+ * memory. The number of descriptors that the library opens must not grow. */
 #include "check.h"
 
-/* More than the library has open at once, and less than if each use left one. */
+/* More than the library has open at once, and fewer than if each use left one open. */
 enum { TIMES = 60, MANY = 40 };
 
 static pthread_barrier_t turn;

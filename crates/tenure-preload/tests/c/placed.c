@@ -1,4 +1,5 @@
-/* What is mapped over free memory is the program's; what it was granted survives; files stay sparse. */
+/* A mapping over the pool's free memory belongs to the program, memory that the program was
+ * granted stays, and files stay sparse. */
 #include "check.h"
 #include <sys/stat.h>
 

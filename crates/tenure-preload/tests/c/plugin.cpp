@@ -1,4 +1,4 @@
-// A plugin with C++'s own operators, which come with the library that it alone needs.
+// A plugin with C++'s own operators, from a library that only the plugin needs.
 #include <algorithm>
 #include <new>
 #include <vector>

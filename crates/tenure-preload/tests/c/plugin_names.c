@@ -1,4 +1,5 @@
-/* A plugin with an allocator of its own in it, by the names of well-known ones. NUMBER tells two of them apart. */
+/* A plugin with its own allocator, which has the names of well-known ones. NUMBER distinguishes
+ * two of them. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

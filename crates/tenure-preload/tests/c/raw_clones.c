@@ -1,4 +1,5 @@
-/* Children made without fork handlers, at any moment of the library's own threads, use memory and fork. */
+/* Children that are made without fork handlers, while the library's own threads work, use memory
+ * and fork. */
 #include "check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>

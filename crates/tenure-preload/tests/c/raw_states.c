@@ -1,4 +1,4 @@
-/* What a program sets by system calls that go past the C library's functions ends with the mapping. */
+/* A state that a program sets by raw system calls ends with the mapping. */
 #include "check.h"
 
 enum { PAGE = 4096 };

@@ -1,5 +1,6 @@
-/* Hooks are called from where little is allowed: signal handlers in the middle of other hooks, dlopen,
-   thread starts, constructors and destructors. Nothing hangs, nothing is lost, errno stays. */
+/* The program calls hooks where little is allowed: in signal handlers that interrupt other
+ * hooks, in dlopen, in thread starts, constructors and destructors. No call hangs, no bytes are
+ * lost, and errno stays. */
 #include "check.h"
 #include <dlfcn.h>
 
@@ -19,7 +20,7 @@ __attribute__((destructor)) static void after_main(void) {
     free(malloc(500 * KIB));
 }
 
-/* munmap and mmap are called in handlers, though POSIX does not promise it. */
+/* The handler calls munmap and mmap, although POSIX does not promise that. */
 static void handler(int signal) {
     (void)signal;
     int before = errno;
@@ -64,7 +65,7 @@ int main(int count, char **arguments) {
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while (now.tv_sec < start.tv_sec + 2 || handled < 100);
-    /* The loader enlarges its tables of thread-local storage, for which it calls malloc. */
+    /* The loader enlarges its tables of thread-local storage, and calls malloc for that. */
     for (int n = 1; n < count; n++) {
         void *library = dlopen(arguments[n], RTLD_NOW);
         if (!library)

@@ -1,4 +1,5 @@
-/* A mapping for which huge pages are asked gets them, also where the one before it was split. */
+/* A mapping for which the program asks for huge pages gets them, also if the huge pages of the
+ * former one were split. */
 #include "check.h"
 
 static long huge_kib(char *at) {
@@ -26,7 +27,7 @@ int main(void) {
         CHECK(madvise(start, huge, MADV_HUGEPAGE) == 0);
         memset(start, n, huge);
         printf("round %d: %ld kB\n", n, huge_kib(start));
-        /* Split by the kernel, for want of room or in a child. */
+        /* The kernel splits them, for lack of memory or in a child. */
         CHECK(madvise(start, huge, MADV_PAGEOUT) == 0);
         for (size_t page = 0; page < huge; page += 4096)
             CHECK(start[page] == n);

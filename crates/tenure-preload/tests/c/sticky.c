@@ -1,9 +1,10 @@
-/* Whatever a program does to a mapping ends with it: the next one of that size has none of it. */
+/* The state that a program gives a mapping ends with it: the next mapping of that size has none
+ * of it. */
 #include "check.h"
 
 enum { LEN = 4 << 20 };
 
-/* Until the same memory comes round, twice over. */
+/* Maps until each run was used again, twice. */
 static void each_new_one_is_plain(const char *what) {
     long locked = status_kib("VmLck:");
     CHECK(locked == 0);
@@ -14,7 +15,7 @@ static void each_new_one_is_plain(const char *what) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (!child) {
-            /* There, and not wiped. */
+            /* The page is present, and was not wiped. */
             for (size_t n = 0; n < LEN; n += 4096)
                 if (touch(at + n) || at[n] != 1)
                     _exit(1);

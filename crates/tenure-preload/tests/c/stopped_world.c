@@ -1,6 +1,6 @@
-/* A collector stops the other threads by a signal, wherever they are, and maps memory while they are stopped. It forks
- * while they are, too, by the argument "to fork". With other arguments the threads allocate and free instead, and the
- * collector uses no memory. */
+/* A collector stops the other threads by a signal at any point, and maps memory while they are
+ * stopped. With the argument "to fork" it also forks then. With other arguments the threads
+ * allocate and free instead, and the collector uses no memory. */
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -81,7 +81,7 @@ int main(int count, char **arguments) {
     for (uintptr_t n = 0; n < THREADS; n++)
         CHECK(pthread_create(&threads[n], NULL, body, (void *)n) == 0);
     alarm(60);
-    /* On a busy machine it takes time until a thread has stopped. */
+    /* On a busy machine a thread takes long to stop. */
     time_t until = time(NULL) + 8;
     for (int n = 1; n <= sweep(600, 3000) && time(NULL) < until; n++) {
         cycle = n;

@@ -1,5 +1,6 @@
-/* A program that is not position-independent and takes malloc's address: everybody is given that of its call
- * stub, and it has no malloc of its own all the same. */
+/* A program that is not position-independent and takes malloc's address. The loader then gives
+ * the address of the program's call stub to all libraries, but the program has no malloc of its
+ * own. */
 #include "check.h"
 
 int main(void) {

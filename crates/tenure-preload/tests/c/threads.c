@@ -1,4 +1,5 @@
-/* Threads that allocate, resize, pass on and free, of every entry point, contents checked. */
+/* Threads that allocate, resize, pass on and free blocks through every entry point, and check
+ * the contents. */
 #include "check.h"
 
 enum { SLOTS = 64, THREADS = 4 };
@@ -63,7 +64,7 @@ static void *worker(void *number) {
             mine.len = next;
             fill(mine.at, next, mine.owner);
         }
-        /* Another thread frees what this one made. */
+        /* Another thread frees the block that this one made. */
         pthread_mutex_lock(&lock);
         struct block other = slots[seed / 32 % SLOTS];
         slots[seed / 32 % SLOTS] = mine;

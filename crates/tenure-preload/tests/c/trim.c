@@ -1,4 +1,5 @@
-/* What is free is given back by malloc_trim, wherever it is, and mallinfo counts large blocks. */
+/* malloc_trim gives all free memory back, of the heap and of the pool, and mallinfo counts large
+ * blocks. */
 #include "check.h"
 
 static size_t resident(void) {

@@ -1,5 +1,5 @@
-/* Addresses that were unmapped are nobody's: what a call over them answers, and what the next owner of them sees, is
-   as without the library. The output is compared. */
+/* Addresses that were unmapped have no owner. The result of a call over them, and the contents
+ * for their next owner, are as without the library. The test compares the output. */
 #include "check.h"
 
 enum { PAGE = 4096 };
@@ -58,7 +58,7 @@ static char *holed(void) {
 
 static unsigned char pages[16384];
 
-/* Each over memory that is unmapped whole, over a hole, and from what is mapped into it. */
+/* Each call over memory that is unmapped whole, over a hole, and from a mapping inside the hole. */
 static void stray(const char *what, int (*call)(char *, size_t)) {
     char *at = gone();
     printf("%zu KiB, %s", len / KIB, what);
@@ -159,7 +159,7 @@ static void free_addresses(void) {
     CHECK(!memcmp(again, "\177ELF", 4) && munmap(again, PAGE) == 0);
 }
 
-/* What a failing MAP_FIXED names stays what it was, and comes back to use. */
+/* A failing MAP_FIXED leaves the range that it names unchanged, and the pool can use it again. */
 static void refused_fixed(void) {
     char *seen[64];
     char *at = map(len);
@@ -200,7 +200,8 @@ static void kernels_own_answers(void) {
     CHECK(munmap(at, len) == 0);
 }
 
-/* Calls that name terabytes, or whose range wraps: the kernel's answers, in no time and without memory. */
+/* Calls that name terabytes, or whose range wraps: they return the kernel's results, at once and
+ * without memory. */
 static void absurd_lengths(void) {
     static const size_t lengths[] = {-(size_t)5405, -(size_t)4096, (size_t)1 << 46, (size_t)1 << 62};
     long before = status_kib("VmRSS:");
@@ -211,7 +212,7 @@ static void absurd_lengths(void) {
     for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++) {
         CHECK(madvise(at, lengths[n], MADV_COLD) == -1);
         CHECK(msync(at, lengths[n], MS_ASYNC) == -1);
-        /* Of a range that does not wrap it would change the program's code. */
+        /* For a range that does not wrap, the call would change the program's code. */
         if (lengths[n] > (size_t)-MIB)
             CHECK(mprotect(at, lengths[n], RW) == -1 && (errno == EINVAL || errno == ENOMEM));
     }

@@ -1,4 +1,5 @@
-/* A block in a range that a userfaultfd watches for removals is freed: free unmaps, which is none, and waits for nobody. */
+/* A block is freed in a range that a userfaultfd watches for removals. free must not raise such
+ * an event, and waits for no handler. */
 #include "check.h"
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>

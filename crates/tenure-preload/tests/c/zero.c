@@ -1,5 +1,5 @@
-/* mmap and calloc give zeros, whatever a former user left there: at once, after the memory was offered
-   to the kernel, and in what a growing mapping gains. */
+/* mmap and calloc return zeros over any bytes of a former user: at once, after the memory was
+ * offered, and in the new part of a growing mapping. */
 #include "check.h"
 
 static void reuse(size_t len) {
@@ -45,7 +45,7 @@ int main(void) {
             grow(sizes[n] & ~(size_t)4095);
         }
         if (round == 1)
-            sleep_ms(1200); /* by now it is the kernel's to take */
+            sleep_ms(1200); /* by now the kernel may take it */
     }
     puts("zeros");
     return 0;

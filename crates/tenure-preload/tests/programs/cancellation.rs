@@ -1,4 +1,4 @@
-//! Calls that are no cancellation points are none under the library.
+//! Calls that are no cancellation points do not become such points under the library.
 
 use crate::kit::{self, program};
 use std::process::Command;
@@ -9,7 +9,7 @@ fn a_thread_goes_on_with_a_cancellation_pending() {
     program!("cancellation.c").same_under_all_options();
 }
 
-/// The library uses none of the C library's cancellation points in its own name.
+/// The library itself calls none of the C library's cancellation points.
 #[test]
 fn the_library_calls_no_cancellation_point() {
     let mut list = Command::new("nm");

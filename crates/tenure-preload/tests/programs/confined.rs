@@ -1,9 +1,11 @@
-//! Programs that confine themselves: no thread of tenure's stays behind with rights that the program gave up.
+//! Programs that confine themselves: no thread of tenure's keeps rights that the program has given
+//! up.
 
 use crate::kit::{self, done, program, LARGE, SETS};
 use tenure_testkit::build::text;
 
-/// The same output as plain, with tenure's threads there before and gone after.
+/// The output is as without the library. Tenure's threads run before the call, and have ended after
+/// it.
 #[test]
 fn no_thread_is_left_outside_of_a_sandbox() {
     let program = program!("confine.c");
@@ -20,7 +22,8 @@ fn no_thread_is_left_outside_of_a_sandbox() {
     }
 }
 
-/// A filter ends the process for every call that the C library's malloc does not make: ours make none of them.
+/// A filter ends the process for every call that the C library's malloc does not make. The library
+/// makes none of them.
 #[test]
 fn a_strict_filter_ends_no_program_that_it_would_not_end() {
     let program = program!("filtered.c");

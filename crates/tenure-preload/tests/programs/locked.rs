@@ -1,4 +1,5 @@
-//! Locked memory: what counts as locked, and what an `mlockall` makes resident.
+//! Locked memory: the memory that counts as locked, and the memory that an `mlockall` makes
+//! resident.
 
 use crate::kit::*;
 use tenure_testkit::skip;

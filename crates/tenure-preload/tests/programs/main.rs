@@ -1,4 +1,5 @@
-//! Programs under the library. One test program, so that those that wait do so beside others.
+//! Programs with the library. They are one test program, so that programs that wait do so beside
+//! others.
 
 mod kit;
 

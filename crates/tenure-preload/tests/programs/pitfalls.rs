@@ -1,6 +1,6 @@
-//! One test for each way in which interposing on a program's memory calls can go wrong. Each runs a C program
-//! that checks effects itself (contents, signals, /proc), as it is and under the library, alone and over
-//! other allocators, and compares the output.
+//! One test for each way in which interposing on a program's memory calls can go wrong. Each runs a
+//! C program that checks effects itself (contents, signals, /proc): without the library, with it,
+//! and with it over other allocators. The test compares the output.
 
 use crate::kit::{self, allocators, done, program, ALL, LARGE, MMAP, UNMAP};
 use std::process::Command;
@@ -18,13 +18,13 @@ fn the_last_thread_ends_the_process() {
     }
 }
 
-/// The program's handlers at exit do not run on a thread of the library's that starts just then.
+/// The program's exit handlers do not run on a thread of the library that starts at that moment.
 #[test]
 fn handlers_at_exit_run_on_the_programs_threads() {
     program!("ends_soon.c").same_under_all_options();
 }
 
-/// The same without /proc, where threads cannot be listed.
+/// The process also ends without /proc, where threads cannot be listed.
 #[test]
 fn the_last_thread_ends_the_process_without_proc() {
     let program = program!("ends.c");
@@ -47,13 +47,15 @@ fn the_last_thread_ends_the_process_without_proc() {
     }
 }
 
-/// Memory mapped over what is free, bytes granted by malloc_usable_size, populated sparse files.
+/// Memory mapped over the pool's free memory, bytes granted by malloc_usable_size, populated sparse
+/// files.
 #[test]
 fn what_is_the_programs_stays_its_own() {
     program!("placed.c").same_everywhere();
 }
 
-/// No thread unless it pays: glibc's malloc, os.fork of Python and sandboxes see a process with one thread.
+/// No thread unless it pays: glibc's malloc, os.fork of Python and sandboxes check for a process
+/// with one thread.
 #[test]
 fn a_program_with_one_thread_keeps_one() {
     let program = program!("alone.c");
@@ -63,13 +65,14 @@ fn a_program_with_one_thread_keeps_one() {
     }
 }
 
-/// The addresses that a program has unmapped are its own to map again.
+/// The program can map the addresses that it has unmapped.
 #[test]
 fn nothing_is_mapped_into_a_hole_of_the_programs() {
     program!("holes.c").same_everywhere();
 }
 
-/// The C library's own calls and raw ones are not seen: the report says what was.
+/// The library does not see the C library's own calls and raw ones. The report says which calls it
+/// saw.
 #[test]
 fn coverage() {
     let program = program!("coverage.c");
@@ -82,12 +85,12 @@ fn coverage() {
     let unseen = 500;
     assert!((30..unseen).contains(&seen), "{seen} mmap seen: {text}");
     assert_eq!(number_before(&text, " mmap requests"), 30, "{text}");
-    // The program's own twenty, and perhaps a buffer of the C library's.
+    // The program's own twenty, and perhaps a buffer of the C library.
     assert!((20..30).contains(&number_before(&text, " malloc and")), "{text}");
     assert!(text.contains("not seen: raw system calls"), "{text}");
 }
 
-/// What a munmap cost its caller and, at worst, everybody else.
+/// The time that a munmap took its caller and, at worst, all other threads.
 #[test]
 fn the_longest_stall() {
     let program = program!("deferral.c");
@@ -101,7 +104,7 @@ fn the_longest_stall() {
     assert!(times.len() == 2 && times.iter().all(|ms| (0.001..10_000.0).contains(ms)), "{line}");
 }
 
-/// A malloc of the program's own is not replaced, and the report says so.
+/// The program's own malloc is not replaced, and the report says so.
 #[test]
 fn coverage_of_an_own_malloc() {
     let program = program!("own_malloc.c");
@@ -115,7 +118,7 @@ fn coverage_of_an_own_malloc() {
     assert!(number_before(&text, " mmap requests") >= 200, "{text}");
 }
 
-/// The keeper waits until such a program is threaded.
+/// The keeper waits until such a program has a second thread.
 #[test]
 fn an_own_malloc_and_a_sandbox() {
     let program = program!("own_sandbox.c");
@@ -140,7 +143,7 @@ fn a_program_that_takes_the_address_of_malloc() {
     assert!(!text.contains("the program's own"), "{text}");
 }
 
-/// The number in front of some words.
+/// The number in front of these words.
 fn number_before(text: &str, words: &str) -> u64 {
     let before = text.split(words).next().unwrap_or_default();
     assert!(before.len() < text.len(), "no \"{words}\" in {text}");
@@ -159,7 +162,7 @@ fn recursion() {
         Ok(compiler) => compiler,
         Err(reason) => skip!("{reason}"),
     };
-    // More than the loader has room for without enlarging its tables.
+    // More libraries than fit without enlarging the loader's tables.
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/tls_library.c");
     let libraries: Vec<_> = (0..40).map(|n| program.dir().join(format!("lib{n}.so"))).collect();
     let built = Command::new(compiler)
@@ -183,7 +186,7 @@ fn deferral_in_place() {
     program!("deferral.c").same_everywhere();
 }
 
-/// A child has no thread that would give up later what its parent kept warm.
+/// A child has no thread that would give up the parent's warm memory later.
 #[test]
 fn a_child_keeps_little() {
     program!("child_keeps.c").same_under_all_options();
@@ -199,20 +202,20 @@ fn sticky_state() {
     program!("sticky.c").same_everywhere();
 }
 
-/// userfaultfd: pages that nobody has touched are missing.
+/// userfaultfd: pages that no thread has touched are missing.
 #[test]
 fn pages_that_are_missing() {
     program!("missing.c").same_everywhere();
 }
 
-/// EFAULT, or whatever the kernel answers, where a pointer leads nowhere.
+/// EFAULT, or the kernel's other errno, for a pointer to no memory.
 #[test]
 fn bad_pointers() {
     program!("bad_pointers.c").same_everywhere();
 }
 
-/// A signal's handler that interrupted malloc maps and unmaps while another thread forks: the C library takes
-/// malloc's locks after all handlers of the fork have run.
+/// A signal handler that interrupted malloc maps and unmaps while another thread forks. The C
+/// library takes malloc's locks after all fork handlers have run.
 #[test]
 fn handlers_beside_a_fork() {
     program!("handler_fork.c").same_everywhere();
@@ -239,7 +242,7 @@ fn limits() {
     }
 }
 
-/// Beside forks, by number, refused, and in a child of vfork.
+/// Limits set beside forks, by number, refused, and in a child of vfork.
 #[test]
 fn limits_beside_forks() {
     program!("limits_beside_forks.c").same_under_all_options();
@@ -272,7 +275,7 @@ fn a_report_goes_only_where_it_was_to_go() {
     assert_eq!(mine, "data", "a report was written into the program's file");
 }
 
-/// Without address randomisation, and with another library in front.
+/// Without address randomisation, and with another library before this one.
 #[test]
 fn unusual_starts() {
     let program = program!("zero.c");
@@ -293,7 +296,7 @@ fn unusual_starts() {
     }
 }
 
-/// TENURE_DISABLE, unreadable settings, and children that are left alone.
+/// TENURE_DISABLE, unreadable settings, and children that must not inherit the library.
 #[test]
 fn settings() {
     let program = program!("coverage.c");
@@ -311,7 +314,8 @@ fn settings() {
     assert_eq!(timed.stdout, b"[]\n0\n", "{}", text(&timed));
 }
 
-/// The name is the program's own, though it writes its state over its arguments; a report that is lost is said.
+/// The report names the program although it writes its state over its arguments, and a lost report
+/// is announced.
 #[test]
 fn reports_are_not_garbled_or_lost() {
     let program = program!("title.c");
@@ -329,7 +333,7 @@ fn reports_are_not_garbled_or_lost() {
     assert!(output.stderr.is_empty(), "{}", text(&output));
 }
 
-/// What the launcher refuses, the environment may ask for.
+/// The environment may ask for options that the launcher refuses together.
 #[test]
 fn a_lock_leaves_the_pool_off() {
     if !tenure::lock::explain(1 << 30).is_ok_and(|found| found.is_allowed()) {
@@ -342,11 +346,12 @@ fn a_lock_leaves_the_pool_off() {
     let output = done("locked", &mut program.under(&options, None));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("the pool stays off"), "{errors}");
-    // A process that was not launched reports when it has something to say.
+    // A process that was not launched reports only if it has counted something.
     assert!(!report.exists(), "{:?}", std::fs::read_to_string(&report));
 }
 
-/// The kernel reads pages that a pipe has taken over; what a program frees meanwhile is not its next owner's.
+/// The kernel reads pages that a pipe has taken over. When the program frees them meanwhile they do
+/// not go to a next owner.
 #[test]
 fn what_the_kernel_still_reads_is_not_used_again() {
     program!("in_flight.c").same_everywhere();
@@ -355,7 +360,7 @@ fn what_the_kernel_still_reads_is_not_used_again() {
 /// A thread may have 16 KiB of stack, and a signal's handler that unmaps may interrupt an unmap.
 #[test]
 fn calls_take_little_of_the_stack() {
-    // 2.8 KiB; before what reads `/proc` was kept apart from the rest, 3.9.
+    // 2.8 KiB. It was 3.9 KiB while the functions that read `/proc` were inlined.
     let most = 3500;
     let program = program!("stack.c");
     for options in kit::SETS {
@@ -366,14 +371,14 @@ fn calls_take_little_of_the_stack() {
     }
 }
 
-/// A program that looks at its descriptors finds its own; files that are needed are opened later.
+/// A program that lists its descriptors finds only its own. tenure opens its files later.
 #[test]
 fn a_program_starts_with_its_own_descriptors() {
     let program = program!("own_descriptors.c");
     program.same_under_all_options();
 }
 
-/// glibc's heap trims itself as much as without the library, and no block says that it is larger than it is.
+/// glibc's heap trims itself as without the library, and no block reports more bytes than it has.
 #[test]
 fn what_a_program_learns_of_malloc() {
     program!("as_glibc.c").same_under_all_options();

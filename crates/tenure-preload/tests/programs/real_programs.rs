@@ -1,4 +1,5 @@
-//! Programs as they come with a system, their own load unchanged, with every option: the same output.
+//! Programs of a system, with their own unchanged load and every option: the output is as without
+//! the library.
 
 use crate::kit::{done, preload, ALL};
 use std::path::Path;
@@ -13,7 +14,7 @@ fn is_there(program: &str) -> bool {
         .is_ok_and(|s| s.success())
 }
 
-/// Runs a script as it is and under the library; its output must be the same.
+/// Runs a script without and with the library. The output must not differ.
 fn same(name: &str, script: &str, directory: &Path) {
     let shell = || {
         let mut shell = Command::new("/bin/bash");
@@ -61,8 +62,8 @@ fn python_with_large_arrays() {
     same("numpy", &format!("{python} arrays.py"), dir.path());
 }
 
-/// An interpreter: the one that `TENURE_BENCH_PYTHON` names, or another that has the module. Its own path,
-/// for `python3` may be a shell script that looks for it.
+/// An interpreter: the one that `TENURE_BENCH_PYTHON` names, or another that has the module. It is
+/// the real path, because `python3` may be a shell script that looks for it.
 fn python_with(module: &str) -> Option<String> {
     let named = std::env::var("TENURE_BENCH_PYTHON").ok();
     let usual = ["python3", "/usr/bin/python3"].map(String::from);
@@ -74,13 +75,13 @@ fn python_with(module: &str) -> Option<String> {
     })
 }
 
-/// What `tenure bench programs` measures, with a small load.
+/// The script that `tenure bench programs` measures, with a small load.
 fn bench_script(name: &str) -> String {
     let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-bench/src/programs/scripts");
     format!("'{scripts}/{name}'")
 }
 
-/// A module's program; without the module the test is skipped.
+/// A module's program. Without the module the test is skipped.
 macro_rules! wheel {
     ($test:ident, $module:literal, $script:literal, $arguments:literal) => {
         #[test]
@@ -118,7 +119,7 @@ fn tests_of_cpython() {
         skip!("no python3 with its tests");
     };
     let dir = tempfile::tempdir().expect("a directory");
-    // What each test came to, without the times.
+    // The result of each test, without the times.
     let script = format!(
         "'{python}' -m test -v test_mmap test_array test_fork1 2>&1 | grep -E ' \\.\\.\\. |^(OK|FAILED)' | sed 's/ in [0-9.]* *m*s.*//'"
     );
@@ -201,7 +202,7 @@ fn valgrind() {
 fn redis() {
     needs!("redis-server", "redis-cli", "redis-benchmark");
     let dir = tempfile::tempdir().expect("a directory");
-    // By a socket: no port to collide with others.
+    // Over a socket, because a port may be in use.
     let script = "rm -f dump.rdb s; redis-server --port 0 --unixsocket s --save '' --appendonly no --daemonize no >log 2>&1 & \
         for i in $(seq 100); do redis-cli -s s ping 2>/dev/null | grep -q PONG && break; sleep 0.1; done; \
         redis-benchmark -s s -n 600 -d 300000 -c 8 -r 100 -t set,get -q >/dev/null; \
@@ -227,7 +228,7 @@ fn postgresql() {
     let dir = tempfile::tempdir().expect("a directory");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(dir.path(), open).expect("it is ours");
-    // The server refuses root.
+    // The server refuses to run as root.
     let run = "B=$(pg_config --bindir); A=''; [ $(id -u) = 0 ] && A='setpriv --reuid=65534 --regid=65534 --clear-groups'; \
         rm -rf d; $A $B/initdb -D d -A trust -U u --no-sync >/dev/null 2>&1 || exit 9; \
         $A $B/pg_ctl -D d -w -l d/log -o \"-k $PWD -h ''\" start >/dev/null || exit 8; \

@@ -1,33 +1,34 @@
-//! What the library does beside the program does not come before the program's own.
+//! The library's own work gives way to the program's.
 
 use crate::kit::{done, program, ALL, LARGE};
 use std::path::Path;
 
-/// The library's threads make room for the program's where no more are allowed.
+/// The library's threads end if the kernel refuses the program a thread.
 #[test]
 fn as_many_threads_as_are_allowed() {
     program!("as_many_threads.c").same_under_all_options();
 }
 
-/// A free of watched memory is no event that the program has to read.
+/// Freeing watched memory raises no event that the program has to read.
 #[test]
 fn freed_memory_that_is_watched() {
     program!("watched_removal.c").same_under_all_options();
 }
 
-/// As when the call has a name of its own (`in_flight.c`).
+/// As when the program makes the call by its name (`in_flight.c`).
 #[test]
 fn what_the_kernel_still_reads_by_a_calls_number() {
     program!("in_flight.c").with(&[Path::new("by number")]).same_under_all_options();
 }
 
-/// A thread that is stopped in the midst of a call has no lock for which another waits for ever.
+/// A thread that is stopped inside a call holds no lock for which another waits for ever.
 #[test]
 fn a_collector_maps_while_the_others_are_stopped() {
     program!("stopped_world.c").same_under_all_options();
 }
 
-/// It has none for which a fork waits, either: not stopped, and not after it has left the call by a jump.
+/// A thread that runs, or that has left the call by a jump, holds no such lock for which a fork
+/// waits.
 #[test]
 fn a_collector_forks_while_the_others_are_stopped() {
     program!("stopped_world.c").with(&[Path::new("to fork")]).same_under_all_options();
@@ -38,7 +39,7 @@ fn calls_that_a_handler_leaves_by_a_jump() {
     program!("left_by_a_jump.c").same_under_all_options();
 }
 
-/// A fork that waits for a lock which is not tenure's does not wait for ever: its owner may wait for the fork.
+/// A fork does not wait for ever for a lock that is not tenure's: its owner may wait for the fork.
 #[test]
 fn forks_that_wait_for_a_thread_that_allocates() {
     program!("locks_beside_forks.c").same_under_all_options();
@@ -50,37 +51,41 @@ fn forks_that_wait_for_streams() {
     program!("locks_beside_forks.c").with(&[Path::new("streams")]).same_under_all_options();
 }
 
-/// A thread that works for the pool with signals blocked waits for no stopped one: it would be stopped itself.
+/// A thread that works for the pool with signals blocked does not wait for a stopped thread: it
+/// would never be stopped itself.
 #[test]
 fn a_collector_stops_threads_that_allocate() {
     program!("stopped_world.c").with(&[Path::new("by malloc")]).same_under_all_options();
 }
 
-/// Nor does one that forks, which has all locks of the library's: it is stopped in the midst of that.
+/// A thread that forks holds all locks of the library, and is stopped meanwhile. It does not wait
+/// either.
 #[test]
 fn a_collector_stops_a_thread_that_forks() {
     let modes = [Path::new("by malloc"), Path::new("and fork")];
     let program = program!("stopped_world.c").with(&modes);
     let plain = done("stopped_world.c", &mut program.plain());
-    // Not where the C library's malloc serves it: a fork waits for that one's locks with signals blocked.
+    // Only with the pool for malloc: otherwise a fork waits for the locks of the C library's malloc
+    // with signals blocked.
     for options in [&[LARGE][..], ALL] {
         program.same(options, None, &plain);
     }
 }
 
-/// The library closes no descriptor of the program's.
+/// The library closes no descriptor of the program.
 #[test]
 fn a_number_that_the_program_uses_again_stays_open() {
     program!("descriptors.c").same_under_all_options();
 }
 
-/// A child made by a raw `clone` has none of the library's threads, one of which may have had a lock.
+/// A child that a raw `clone` made has none of the library's threads, one of which may have held a
+/// lock.
 #[test]
 fn children_without_fork_handlers() {
     program!("raw_clones.c").same_under_all_options();
 }
 
-/// What one descriptor table has is not opened again and again because another has it not.
+/// The library does not open its files again and again because another descriptor table lacks them.
 #[test]
 fn threads_and_children_with_descriptors_of_their_own() {
     program!("own_tables.c").same_under_all_options();

@@ -1,12 +1,13 @@
-//! Which definition a program's call reaches: the one that it would reach without the library.
+//! The definition that a program's call reaches: it is the one that it would reach without the
+//! library.
 
 use crate::kit::{self, allocators, done, program, LARGE, UNMAP};
 
-/// The C++ library comes with the plugin, and only the plugin sees it. A second plugin brings operators of its
-/// own.
+/// The C++ library comes with the plugin, and only the plugin sees it. A second plugin has its own
+/// operators.
 #[test]
 fn cpp_plugins_of_a_c_program() {
-    // Where there is no compiler for C++ it is skipped.
+    // Without a compiler for C++ the test is skipped.
     drop(program!("operators.cpp"));
     let host = program!("host.c");
     let plain = host.plugin("plugin.cpp", "plugin.so", &[]);
@@ -15,7 +16,8 @@ fn cpp_plugins_of_a_c_program() {
     assert_eq!(output.stdout, b"9\n202\n9\n");
 }
 
-/// Each of two plugins is given its own allocator's functions, whose names the library knows or not.
+/// Each of two plugins gets the functions of its own allocator. The library knows the names of
+/// some.
 #[test]
 fn plugins_with_allocators_of_their_own() {
     let host = program!("host.c");
@@ -25,13 +27,13 @@ fn plugins_with_allocators_of_their_own() {
     assert_eq!(output.stdout, b"1004\n1004\n1004\n");
 }
 
-/// glibc's functions about its heap know of the pool.
+/// glibc's functions about its heap include the pool.
 #[test]
 fn trimming_and_counting() {
     program!("trim.c").same_under_all_options();
 }
 
-/// Allocators bring operators new and delete of their own, which do not pass through malloc.
+/// Allocators have their own operators new and delete, which do not call malloc.
 #[test]
 fn operators() {
     program!("operators.cpp").same_everywhere();
@@ -43,8 +45,8 @@ fn replaced_operators() {
     program!("replaced.cpp").same_everywhere();
 }
 
-/// A block of the pool's could come back by a name that the library does not know: such an allocator serves
-/// all of malloc itself, and the program's user is told.
+/// A block of the pool could come back through a name that the library does not know. So such an
+/// allocator serves all of malloc itself, and the report says so.
 #[test]
 fn an_allocator_with_names_of_its_own_keeps_malloc() {
     let program = program!("deferral.c");

@@ -1,21 +1,21 @@
-//! What is unmapped is the kernel's, and what lasts on a mapping ends with it.
+//! Unmapped addresses are as without the library, and a lasting state ends with its mapping.
 
 use crate::kit::{self, program, ALL, MMAP};
 
-/// Stray calls over unmapped addresses and holes, MAP_FIXED_NOREPLACE and hints, calls that are refused: each as
-/// without the library, and with no effect on the next owner.
+/// Stray calls over unmapped addresses and holes, MAP_FIXED_NOREPLACE and hints, calls that are
+/// refused. Each has the result that it has without the library, and no effect on the next owner.
 #[test]
 fn unmapped_addresses_are_the_kernels() {
     program!("unmapped.c").same_under_all_options();
 }
 
-/// States set by raw system calls, which no hook sees.
+/// States that raw system calls set, which no hook sees.
 #[test]
 fn raw_calls_leave_nothing_to_the_next_owner() {
     program!("raw_states.c").same_under_all_options();
 }
 
-/// A huge page that was split is one again for the next mapping that asks for huge pages.
+/// The next mapping that asks for huge pages gets whole ones where they were split.
 #[test]
 fn split_huge_pages_are_whole_again() {
     let program = program!("split.c");
@@ -29,7 +29,7 @@ fn split_huge_pages_are_whole_again() {
     }
 }
 
-/// What TENURE_UNMAPPED=open leaves accessible is accessible, and is not otherwise.
+/// With TENURE_UNMAPPED=open an unmapped run is accessible, and otherwise it is not.
 #[test]
 fn open_or_closed() {
     let program = program!("closed.c");

@@ -11,21 +11,23 @@ use crate::range::PageRange;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-/// Further classes in which a run nobody had before is looked for, where an area is used up.
+/// Where an area is used up, fresh runs are looked for in so many larger classes.
 const REACH: usize = 16;
-/// Blocks from here on, which no processor's cache holds, begin at different pages of their runs: runs begin
-/// at huge pages, and arrays that lie alike in huge pages meet in the same banks of memory. (Three of 128 MiB,
-/// read and written side by side: 21 GB/s, and 26 when they do not lie alike.)
+/// Blocks of this size and more, which no processor's cache holds, begin at different pages of
+/// their runs. Runs begin at huge pages, and arrays at equal offsets in huge pages meet in the same
+/// banks of memory. (Three arrays of 128 MiB, read and written side by side: 21 GB/s; at different
+/// offsets: 26.)
 const STAGGER_FROM: usize = 8 << 20;
 const STAGGERS: usize = 16;
 
-/// What is asked for.
+/// The size and the alignment that the caller asked for.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub size: usize,
     pub align: usize,
     class: usize,
-    /// The page of the run to begin at, for pages that come from such a page of another run.
+    /// The page of the run at which the block begins: for pages that move from that page of another
+    /// run.
     page: Option<usize>,
 }
 
@@ -38,8 +40,8 @@ impl Request {
             class = class::of(size.checked_add((STAGGERS - 1) * page_size())?);
         }
         if align > page_size() {
-            // Any run fits that has the room for the way to the next multiple; a smaller one does if
-            // all runs of its class start at multiples.
+            // A run fits whose size leaves the room to reach the next multiple of `align`. A
+            // smaller run fits, too, if all runs of its class start at multiples.
             let roomy = class::of(size.checked_add(align - page_size())?);
             let last = roomy.min(reservation.classes - 1);
             class = (class..=last)
@@ -56,12 +58,13 @@ impl Request {
         size >= STAGGER_FROM && align <= page_size()
     }
 
-    /// As far into the run as pages that are to be moved there: else their huge pages would be split.
+    /// The block begins at this page of its run, as in the run that its pages come from. At another
+    /// offset the kernel would split their huge pages.
     pub fn at_page(self, page: usize) -> Request {
         Request { page: Some(page), ..self }
     }
 
-    /// A request for a run with room for `room` bytes.
+    /// A request for a run that has at least `room` bytes.
     pub fn with_room(
         reservation: &Reservation,
         size: usize,
@@ -78,7 +81,8 @@ impl Request {
         if Request::is_staggered(self.size, self.align) {
             let page = self.page.unwrap_or((spot.index as usize * 5 + spot.class) % STAGGERS);
             let offset = page * page_size();
-            // Of a size that was not staggered before: there may be no room.
+            // A block of a size that is not staggered may grow to one that is: its run may have no
+            // room for the offset.
             return (self.size <= stride).then_some(if offset + self.size <= stride {
                 offset
             } else {
@@ -90,8 +94,8 @@ impl Request {
     }
 }
 
-/// Takes a run, whose state is then `MOVING`; answers it with the state it was in. Runs with pages are
-/// looked for first.
+/// Takes a run and sets its state to `MOVING`. Returns the run and its former state. Runs with
+/// pages come first.
 pub(super) fn take(reservation: &Reservation, request: &Request) -> Option<(Spot, u32)> {
     with_pages(reservation, request).or_else(|| empty(reservation, request))
 }
@@ -148,7 +152,8 @@ pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u
     NonNull::new(at as *mut u8)
 }
 
-/// Makes a taken run the program's; answers the address, and how many of its pages may hold something.
+/// Gives a taken run to the program. Returns the address, and the number of its pages that may have
+/// contents.
 pub(super) fn hand_out(
     reservation: &Reservation,
     request: &Request,
@@ -183,7 +188,7 @@ pub(super) fn hand_out(
     Some((reservation.start(spot) + offset, touched))
 }
 
-/// Before the first touch of a run without pages.
+/// Prepares a run without pages before the program touches it.
 fn prepare_empty(reservation: &Reservation, spot: Spot) {
     let (area, run) = (reservation.area(spot.class), reservation.run(spot));
     run.forks.store(crate::runtime::fork::count(), Ordering::Relaxed);

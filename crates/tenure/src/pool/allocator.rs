@@ -1,5 +1,6 @@
-//! The pool as an `Allocator` of the `allocator-api2` crate. [`Pool`](super::Pool) itself is none: its own `grow` and `shrink`, which
-//! would be called in place of the trait's, take blocks of the pool's only.
+//! The pool as an `Allocator` of the `allocator-api2` crate. [`Pool`](super::Pool) itself does not
+//! implement it. Its own `grow` and `shrink` would be called in place of the trait's, and they take
+//! only blocks of the pool.
 
 #![allow(unsafe_code, reason = "is an allocator")]
 
@@ -20,10 +21,10 @@ impl<A: Allocator> WithSmall<A> {
         run(layout, zeroed).map(|p| NonNull::slice_from_raw_parts(p, layout.size()))
     }
 
-    /// Gives a block another size. `other` asks `A` for that; it is called where the block is `A`'s and stays `A`'s.
+    /// Changes the size of a block. `other` calls `A` for a block of `A` that stays with `A`.
     ///
     /// # Safety
-    /// As [`Allocator::grow`]'s, or [`Allocator::shrink`]'s.
+    /// The conditions of [`Allocator::grow`], or of [`Allocator::shrink`].
     unsafe fn resize(
         &self,
         p: NonNull<u8>,
@@ -32,10 +33,10 @@ impl<A: Allocator> WithSmall<A> {
         zeroed: bool,
         other: impl FnOnce() -> Block,
     ) -> Block {
-        // No block of size 0 is the pool's: its address is not one of the pool's.
+        // A block of size 0 has an address outside the pool.
         let pooled = owns(p.as_ptr());
         if pooled && new.size() >= MIN_RUN_BYTES {
-            // SAFETY: the block is the pool's; the caller then uses only the new one.
+            // SAFETY: the block is the pool's, and the caller uses only the returned one.
             let resized = unsafe {
                 match zeroed {
                     true => resize::grow_zeroed(p, old.size(), new.size(), new.align()),
@@ -52,8 +53,9 @@ impl<A: Allocator> WithSmall<A> {
             None if zeroed => self.0.allocate_zeroed(new)?,
             None => self.0.allocate(new)?,
         };
-        // SAFETY: both are valid for the smaller size, and apart: the new block was just made. The old one is given
-        // back to where it came from, and used no more.
+        // SAFETY: both blocks hold at least the smaller size, and they do not overlap: the new one
+        // was just made. The old one goes back to its own allocator, and nothing uses it after
+        // that.
         unsafe {
             let bytes = old.size().min(new.size());
             std::ptr::copy_nonoverlapping(p.as_ptr(), to.cast().as_ptr(), bytes);
@@ -63,9 +65,10 @@ impl<A: Allocator> WithSmall<A> {
     }
 }
 
-// SAFETY: blocks are the pool's, which is one for the process and never ends while a block of it is in use, or `A`'s,
-// whose clones are the same allocator, as `Allocator` asks of it. `owns` tells which, so each is given back to where it
-// came from. A layout fits a block if its size does, because the pool keeps the sizes of its blocks itself.
+// SAFETY: a block belongs to the pool or to `A`. The pool is one for the process, and it never ends
+// while a block of it is in use. The clones of `A` are one allocator, as `Allocator` demands.
+// `owns` tells the two apart, so each block goes back to its own allocator. The pool records the
+// sizes of its blocks, so a layout fits a block if its size does.
 unsafe impl<A: Allocator> Allocator for WithSmall<A> {
     fn allocate(&self, layout: Layout) -> Block {
         self.serve(layout, false).map_or_else(|| self.0.allocate(layout), Ok)
@@ -85,17 +88,20 @@ unsafe impl<A: Allocator> Allocator for WithSmall<A> {
     }
 
     unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise is the same, and `A`'s `grow` is asked only for a block of `A`'s.
+        // SAFETY: the caller makes the promise of `Allocator::grow`, and `A`'s `grow` is called
+        // only for a block of `A`.
         unsafe { self.resize(p, old, new, false, || self.0.grow(p, old, new)) }
     }
 
     unsafe fn grow_zeroed(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise is the same, and `A`'s `grow_zeroed` is asked only for a block of `A`'s.
+        // SAFETY: the caller makes the promise of `Allocator::grow_zeroed`, and `A`'s `grow_zeroed`
+        // is called only for a block of `A`.
         unsafe { self.resize(p, old, new, true, || self.0.grow_zeroed(p, old, new)) }
     }
 
     unsafe fn shrink(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise is the same, and `A`'s `shrink` is asked only for a block of `A`'s.
+        // SAFETY: the caller makes the promise of `Allocator::shrink`, and `A`'s `shrink` is called
+        // only for a block of `A`.
         unsafe { self.resize(p, old, new, false, || self.0.shrink(p, old, new)) }
     }
 }

@@ -7,9 +7,9 @@ use crate::error::{Error, ErrorKind, Result};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 
-/// The process's pool: blocks by layout, and a global allocator. As one it serves blocks of
-/// [`MIN_RUN_BYTES`](super::MIN_RUN_BYTES) and more, and the system's allocator the smaller ones
-/// ([`with_small`](Self::with_small): another one).
+/// The process's pool: it allocates blocks by layout, and it is a global allocator. As a global
+/// allocator it serves blocks of [`MIN_RUN_BYTES`](super::MIN_RUN_BYTES) and more, and the system's
+/// allocator serves smaller ones ([`with_small`](Self::with_small) selects another).
 ///
 /// ```
 /// #[global_allocator]
@@ -57,8 +57,8 @@ impl Pool {
         }
     }
 
-    /// Returns a run for `layout`. Its contents are what its former user left, and a page of it may
-    /// change by itself until it is first written.
+    /// Returns a run for `layout`. It holds the bytes of its former user. A page of it may change
+    /// by itself until it is first written.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -73,9 +73,8 @@ impl Pool {
     /// # Cost
     /// As [`alloc`](fn@super::alloc).
     ///
-    /// # Errors
-    /// `ENOMEM`: larger than [`largest`](super::largest), or the kernel refuses more memory (a limit on
-    /// addresses, or on mappings).
+    /// `ENOMEM`: the size is above [`largest`](super::largest), or the kernel refuses more memory
+    /// (a limit on addresses, or on mappings).
     pub fn alloc(&self, layout: Layout) -> Result<NonNull<[u8]>> {
         Pool::serve("Pool::alloc", layout, false)
     }
@@ -128,7 +127,8 @@ impl Pool {
         unsafe { super::free(p) }
     }
 
-    /// Makes a block larger: in place where its run has the room, else by moving its pages.
+    /// Makes a block larger. It stays in place if its run has room; otherwise the kernel moves its
+    /// pages.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -147,11 +147,11 @@ impl Pool {
     /// As [`realloc`](super::realloc).
     ///
     /// # Safety
-    /// As [`dealloc`](Self::dealloc); on success the old block is gone. `new` is not smaller than
+    /// As [`dealloc`](Self::dealloc). On success the old block is freed. `new` is not smaller than
     /// `old`.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); the old block is then as it was.
+    /// As [`alloc`](Self::alloc). The old block is then unchanged.
     #[doc(alias = "realloc")]
     pub unsafe fn grow(&self, p: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
@@ -159,7 +159,7 @@ impl Pool {
         unsafe { self.resize("Pool::grow", p, new) }
     }
 
-    /// Makes a block larger as [`grow`](Self::grow) does, and the new bytes zero.
+    /// Makes a block larger as [`grow`](Self::grow) does. The new bytes are zero.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -197,7 +197,7 @@ impl Pool {
         }
     }
 
-    /// Makes a block smaller and gives the pages left over back.
+    /// Makes a block smaller, and gives the remaining pages back.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -259,25 +259,28 @@ pub(super) fn refused(call: &'static str, size: usize) -> Error {
     )
 }
 
-// SAFETY: `WithSmall` is an allocator, and all values of this type are the same one.
+// SAFETY: `WithSmall` is an allocator, and every value of `Pool` calls the one `SYSTEM`.
 unsafe impl GlobalAlloc for Pool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller makes the promise of `GlobalAlloc::alloc`, which `SYSTEM` demands.
         unsafe { SYSTEM.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller makes the promise of `GlobalAlloc::alloc_zeroed`, which `SYSTEM`
+        // demands.
         unsafe { SYSTEM.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the same: the block is one of the functions above.
+        // SAFETY: the caller gives a block of `alloc`, `alloc_zeroed` or `realloc` here, so it
+        // comes from `SYSTEM`.
         unsafe { SYSTEM.dealloc(p, layout) }
     }
 
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise is the same: the block is one of the functions above.
+        // SAFETY: the caller gives a block of `alloc`, `alloc_zeroed` or `realloc` here, so it
+        // comes from `SYSTEM`.
         unsafe { SYSTEM.realloc(p, layout, new_size) }
     }
 }
@@ -286,7 +289,8 @@ unsafe impl GlobalAlloc for Pool {
 mod tests {
     use super::*;
 
-    /// The pool counts a block of no bytes as one of a byte, and what `usable_size` has shown as the block's.
+    /// The pool counts a block of no bytes as one byte. The bytes that `usable_size` has reported
+    /// belong to the block.
     #[test]
     fn bytes_beyond_the_old_layout_are_zero_in_a_grown_block() {
         let layout = |size| Layout::from_size_align(size, 1).unwrap();
@@ -294,7 +298,8 @@ mod tests {
             [(0, 1, false), (0, 1 << 20, false), (70_000, 71_000, true), (70_000, 1 << 20, true)]
         {
             let block = Pool.alloc(layout(80_000)).unwrap();
-            // SAFETY: each block is this test's, is large enough, and used no more once it is given back.
+            // SAFETY: each block is this test's and large enough, and the test does not use it
+            // after it gave it back.
             unsafe {
                 block.cast::<u8>().write_bytes(7, 80_000);
                 let block = Pool.shrink(block.cast(), layout(80_000), layout(old)).unwrap();

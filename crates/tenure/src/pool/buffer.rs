@@ -1,4 +1,4 @@
-//! An owned block of the pool's.
+//! An owned block of the pool.
 
 #![allow(unsafe_code, reason = "gives out the bytes of a run that it owns")]
 
@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 /// An owned block of bytes of the pool. Dropping it gives the block back.
 ///
-/// Its bytes are always initialised. What a former user left in a run could change under a reference, because
-/// the kernel may take offered pages.
+/// Its bytes are always initialised. The bytes of a former user could change under a reference,
+/// because the kernel may take offered pages.
 ///
 /// ```
 /// let mut frame = tenure::pool::Buffer::zeroed(1920 * 1080 * 4)?;
@@ -24,9 +24,9 @@ pub struct Buffer {
     len: usize,
 }
 
-// SAFETY: owns its bytes alone; the pool's calls may be made from any thread.
+// SAFETY: the buffer alone owns its bytes, and the pool's calls may come from any thread.
 unsafe impl Send for Buffer {}
-// SAFETY: through a shared reference the bytes are only read.
+// SAFETY: code that has a shared reference can only read the bytes.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -64,7 +64,7 @@ impl Buffer {
     /// As [`zeroed`](Self::zeroed).
     pub fn copy_of(bytes: &[u8]) -> Result<Buffer> {
         let buffer = Buffer::new("Buffer::copy_of", bytes.len(), false)?;
-        // SAFETY: a new run of that length, which no reference of the caller's can point into.
+        // SAFETY: a new run of that length, and no reference of the caller points into it.
         unsafe { buffer.at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         Ok(buffer)
     }
@@ -85,8 +85,8 @@ impl Buffer {
         }
     }
 
-    /// Makes the buffer `len` bytes long. New bytes are zeros. A large buffer moves without being
-    /// copied.
+    /// Makes the buffer `len` bytes long. New bytes are zeros. For a large buffer the kernel moves
+    /// the pages, and nothing is copied.
     ///
     /// ```
     /// let mut buffer = tenure::pool::Buffer::copy_of(&[7; 100_000])?;
@@ -99,7 +99,7 @@ impl Buffer {
     /// As [`realloc`](super::realloc).
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed); the buffer is then as it was.
+    /// As [`zeroed`](Self::zeroed). The buffer is then unchanged.
     #[doc(alias = "realloc")]
     #[doc(alias = "mremap")]
     pub fn resize(&mut self, len: usize) -> Result<()> {
@@ -111,7 +111,8 @@ impl Buffer {
                 "drop the buffer instead",
             ));
         }
-        // SAFETY: `at` is the buffer's own block, and `&mut self` says that nothing refers to it.
+        // SAFETY: `at` is the buffer's own block, and `&mut self` means that no other reference to
+        // it exists.
         match unsafe { super::realloc(self.at, len, 1, true) } {
             Some(at) => {
                 (self.at, self.len) = (at, len);
@@ -136,14 +137,15 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that are ours.
+        // SAFETY: the buffer owns `len` initialised bytes at `at`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `len` initialised bytes that are ours, borrowed exclusively.
+        // SAFETY: the buffer owns `len` initialised bytes at `at`, and `&mut self` means that no
+        // other reference to them exists.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
@@ -156,7 +158,8 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: `at` is the buffer's own block, given back once, here; no borrow of the buffer outlives it.
+        // SAFETY: `at` is the buffer's own block, and no borrow outlives the buffer. `drop` runs
+        // once, so the block is given back once.
         unsafe { super::free(self.at) }
     }
 }

@@ -1,4 +1,4 @@
-//! Free runs that no thread keeps for itself, by class: warm, offered, returned.
+//! Free runs that are in no thread's cache, by class: warm, offered, returned.
 
 use super::class;
 use super::list::List;
@@ -8,15 +8,15 @@ use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::published::Part;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Classes above the wanted one that are looked at: runs up to half as large again. More of a large
-/// run would lie idle.
+/// A request also looks at so many larger classes: at runs up to half as large again. More of a
+/// still larger run would stay unused.
 const REACH: usize = 4;
 
 pub(super) struct Lists {
     pub warm: List,
     pub offered: List,
     pub returned: List,
-    /// What has left the pool, and is nobody's list's otherwise.
+    /// Runs that have left the pool.
     left: List,
 }
 
@@ -24,25 +24,27 @@ struct FreeRuns {
     lists: Lock<Lists>,
     /// Runs that were freed while their thread held the lock: a stack of numbers + 1.
     pending: AtomicU32,
-    /// Runs that have left the pool: another such stack, for that is told under any lock.
+    /// Runs that have left the pool: a second stack, because a run may leave while its thread holds
+    /// any lock.
     left: AtomicU32,
 }
 
 const WORDS: usize = class::MOST.div_ceil(64);
 
-/// All that is free and no thread's.
+/// All free runs that are in no thread's cache.
 struct Central {
     /// By class.
     classes: [FreeRuns; class::MOST],
-    /// Classes that may have warm or offered runs: a hint, set before the run can be found.
+    /// Classes that may have warm or offered runs. It is a hint, and it is set before another
+    /// thread can find the run.
     filled: [AtomicU64; WORDS],
     /// Bytes of the warm runs that former users may have written.
     warm_bytes: AtomicU64,
-    /// The same of the offered ones.
+    /// Bytes of the offered runs that former users may have written.
     offered_bytes: AtomicU64,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static CENTRAL: Central = Central {
     classes: [const {
         FreeRuns {
@@ -64,27 +66,27 @@ static CENTRAL: Central = Central {
     offered_bytes: AtomicU64::new(0),
 };
 
-/// For the whole process: what readers in other processes read.
+/// For the whole process: the counters that other processes read.
 pub(super) static PUBLISHED: [Part; 2] = [
     Part::word((&raw const CENTRAL.warm_bytes).cast(), "pool.warm_bytes"),
     Part::word((&raw const CENTRAL.offered_bytes).cast(), "pool.offered_bytes"),
 ];
 
-/// Which free runs are wanted.
+/// The kind of free run that the caller wants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// With pages: warm, else offered.
+    /// With pages: a warm run, otherwise an offered one.
     Pages,
-    /// Without.
+    /// A run without pages.
     Empty,
 }
 
-/// Bytes that are warm here.
+/// The bytes of the warm runs in these lists.
 pub(super) fn warm_bytes() -> u64 {
     CENTRAL.warm_bytes.load(Ordering::Relaxed)
 }
 
-/// Bytes that are warm or offered here.
+/// The bytes of the warm and the offered runs in these lists.
 pub(super) fn free_bytes() -> u64 {
     warm_bytes() + CENTRAL.offered_bytes.load(Ordering::Relaxed)
 }
@@ -100,7 +102,8 @@ pub(super) fn filled(classes: usize) -> impl DoubleEndedIterator<Item = usize> {
     })
 }
 
-/// A run of the class, or of one a little larger, that `fits`; with the state that it was in.
+/// Takes a run of the class, or of one a little larger, if it `fits`. Returns it with its former
+/// state.
 pub(super) fn take(
     reservation: &Reservation,
     class: usize,
@@ -143,7 +146,7 @@ pub(super) fn take(
     None
 }
 
-/// A run of the state `of` comes, or goes.
+/// Counts a run of the state `of` that is put into the lists, or taken out of them.
 fn count(reservation: &Reservation, spot: Spot, of: u32, comes: bool) {
     let bytes = (reservation.run(spot).touched() * crate::os::page_size()) as u64;
     let sum = match of {
@@ -164,7 +167,8 @@ pub(super) fn put(reservation: &Reservation, spot: Spot, to: u32) {
         lists.put(reservation, spot, to);
     });
     if put.is_none() {
-        // This thread holds the lock, further up: whoever comes next puts it in its list.
+        // This thread holds the lock already, in a function that a signal interrupted. The next
+        // thread that takes the lock puts the run into its list.
         push(&CENTRAL.classes[spot.class].pending, run, spot.index);
     }
 }
@@ -180,12 +184,12 @@ fn push(stack: &AtomicU32, run: &Run, index: u32) {
     }
 }
 
-/// Notes a run of state `LEFT`, which is in no list. Takes no lock.
+/// Records a run of state `LEFT`, which is in no list. Takes no lock.
 pub(super) fn put_left(reservation: &Reservation, spot: Spot) {
     push(&CENTRAL.classes[spot.class].left, reservation.run(spot), spot.index);
 }
 
-/// The run that has left the pool, and was looked at, longest ago.
+/// Takes the run that has left the pool and that was checked longest ago.
 pub(super) fn take_left(reservation: &Reservation, class: usize) -> Option<Spot> {
     with(reservation, class, |lists| {
         let area = reservation.area(class);
@@ -198,8 +202,8 @@ pub(super) fn take_left(reservation: &Reservation, class: usize) -> Option<Spot>
     })?
 }
 
-/// Does something to a class's lists; first, what is pending goes into them. `None`: this thread is at
-/// it already.
+/// Locks the lists of a class, puts the pending runs into them, and calls the function. `None`:
+/// this thread holds the lock already.
 pub(super) fn with<R>(
     reservation: &Reservation,
     class: usize,
@@ -222,7 +226,7 @@ pub(super) fn with<R>(
     })
 }
 
-/// Takes the oldest run of the state `from` if its time `is_old`; its state is `to` then.
+/// Takes the oldest run of the state `from` if `is_old` accepts its time. Its state becomes `to`.
 pub(super) fn take_oldest(
     reservation: &Reservation,
     class: usize,
@@ -249,12 +253,12 @@ pub(super) fn take_oldest(
     })?
 }
 
-/// Whether the calling thread has one of the locks, further up.
+/// Whether the calling thread holds one of the locks already.
 pub(super) fn is_mine() -> bool {
     CENTRAL.classes.iter().any(|class| class.lists.is_mine())
 }
 
-/// The lock of a class, for a fork.
+/// The lock of a class: a fork takes it.
 pub(super) fn lock(class: usize) -> &'static Lock<Lists> {
     &CENTRAL.classes[class].lists
 }

@@ -1,8 +1,8 @@
-//! Sizes and their classes: eight to a doubling, so that at most an eighth of a run is not used.
+//! Sizes and their classes. Eight classes make a doubling, so at most an eighth of a run is unused.
 
 use crate::os::HUGE_PAGE;
 
-/// The smallest run. Smaller requests are served, from a run of this size.
+/// The smallest run. A smaller request gets a run of this size.
 ///
 /// ```
 /// let buffer = tenure::pool::Buffer::zeroed(1)?;
@@ -15,10 +15,11 @@ const MIN_SHIFT: u32 = MIN_RUN_BYTES.trailing_zeros();
 const STEPS_SHIFT: u32 = 3;
 const STEPS: usize = 1 << STEPS_SHIFT;
 
-/// No pool has more: from 64 KiB to 1 TiB.
+/// The most classes that a pool has: from 64 KiB to 1 TiB.
 pub(super) const MOST: usize = 24 * STEPS + 1;
 
-/// The smallest class whose runs have `size` bytes. May be [`MOST`] or more: too large.
+/// The smallest class whose runs have `size` bytes. [`MOST`] or more means that the size is too
+/// large.
 #[inline]
 pub(super) fn of(size: usize) -> usize {
     if size <= MIN_RUN_BYTES {
@@ -45,8 +46,8 @@ pub(super) const fn of_power(bytes: usize) -> usize {
     (bytes.trailing_zeros() - MIN_SHIFT) as usize * STEPS
 }
 
-/// From one of a class's runs to the next: whole pages, and whole huge pages where one fits, so that
-/// no huge page belongs to two runs.
+/// The distance of two neighbouring runs of a class. It is a whole number of pages, and of huge
+/// pages if a run holds one, so that no huge page belongs to two runs.
 pub(super) fn stride(class: usize, page: usize) -> usize {
     let bytes = bytes(class);
     match bytes >= HUGE_PAGE {
@@ -55,8 +56,9 @@ pub(super) fn stride(class: usize, page: usize) -> usize {
     }
 }
 
-/// How many bytes at the start of a class's runs get huge pages: the whole stride where that wastes at
-/// most an eighth of the smallest size, else as many as every size of the class fills.
+/// How many bytes at the start of a class's runs get huge pages. It is the whole stride if that
+/// wastes at most an eighth of the smallest size. Otherwise it is as many huge pages as every size
+/// of the class fills.
 pub(super) fn huge_part(class: usize) -> usize {
     let (bytes, smallest) = (bytes(class), if class == 0 { 0 } else { bytes(class - 1) });
     if bytes < HUGE_PAGE {

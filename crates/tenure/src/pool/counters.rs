@@ -1,10 +1,10 @@
-//! What happened so far, counted where threads do not meet.
+//! The pool's counters, in one shard for each processor so that threads do not contend.
 
 use super::slot;
 use crate::runtime::published::Part;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted.
+/// The events and the bytes that the pool counts.
 #[derive(Clone, Copy)]
 pub(super) enum Counter {
     Allocs,
@@ -30,11 +30,11 @@ const SHARDS: usize = 64;
 #[repr(align(128))]
 struct Shard([AtomicU64; COUNTERS]);
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static SHARDED: [Shard; SHARDS] =
     [const { Shard([const { AtomicU64::new(0) }; COUNTERS]) }; SHARDS];
 
-/// For the whole process: for readers in other processes, in the order of [`Counter`].
+/// For the whole process: other processes read it, in the order of [`Counter`].
 pub(super) static PUBLISHED: Part = Part::words(
     (&raw const SHARDED).cast(),
     "pool.allocs pool.allocated_bytes pool.frees pool.freed_bytes pool.warm_reuses pool.offered_reuses \

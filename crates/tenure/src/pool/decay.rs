@@ -1,5 +1,5 @@
-//! What becomes of free runs with time: offered, then returned. Done by the worker, a little at a
-//! visit, and past the bound by whoever frees.
+//! Free runs are offered after a time, and returned after a longer one. The worker does so, a
+//! little at each visit. A thread that frees past the bound does so, too.
 
 #![allow(unsafe_code, reason = "offers and drops pages of free runs")]
 
@@ -19,54 +19,60 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Looks in the time after which a run is offered.
+/// How often the worker looks before a run is old enough to be offered.
 const LOOKS: u32 = 4;
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 const LONGEST_PERIOD: Duration = Duration::from_millis(500);
-/// A visit's work, and that of a thread that frees past the bound.
+/// The time that one visit may take, or one call of a thread that frees past the bound.
 const BUDGET: Duration = Duration::from_millis(2);
-/// In the place of an item's bytes that are through: the kernel has refused it.
+/// The value of `done` for a run that the kernel has refused.
 const REFUSED: usize = usize::MAX;
-/// Bytes told in one system call: about 350 µs of base pages; huge ones are far quicker.
+/// Bytes in one system call: about 350 µs for base pages. Huge pages are far quicker.
 const SLICE: usize = 8 << 20;
 const HUGE_SLICE: usize = 256 << 20;
 
-/// What may be warm where no worker runs: nobody would offer the rest of it later.
+/// How many bytes may be warm where no worker runs, because no thread would offer the rest later.
 const UNATTENDED: u64 = 1 << 20;
-/// A worker pays where callers offer so much in a second: at 10 µs for 1 MiB, half a percent of their time.
+/// A worker pays if callers offer so much in a second: at 10 µs for 1 MiB, half a percent of their
+/// time.
 const PAYS_FROM: u64 = 512 << 20;
-/// Less is no rate.
+/// A shorter time gives no reliable rate.
 const SHORTEST_RATE: Duration = Duration::from_millis(50);
 
-/// When a run gets new pages, what is in use and free together may be as much as was ever in use, and so much more.
+/// When a run gets new pages, the bytes in use and the free ones together may be as many as were
+/// ever in use, and so many more.
 const MORE: u64 = 4 << 20;
-/// Or this part of what was in use.
+/// Or this part of the bytes in use, if it is more.
 const PART_MORE: u64 = 16;
-/// How often [`MORE`] doubles: each time that a run is taken again which had been returned for another's sake.
+/// How often [`MORE`] doubles. It doubles each time that the program takes a run again whose pages
+/// were returned to make room for another run.
 const MOST_DOUBLINGS: u32 = 2;
-/// Smaller runs without pages return nothing: a system call for each would cost more than their pages.
+/// A smaller run without pages makes no other run return its pages: a system call for each would
+/// cost more than their pages.
 const ROOM_FROM: usize = 512 << 10;
-/// For returning a mebibyte of base pages; the page faults of the new one take thrice as long.
+/// The time that returning a mebibyte of base pages takes. The page faults of the new mebibyte take
+/// three times as long.
 const TIME_A_MEBIBYTE: Duration = Duration::from_micros(40);
 
 struct Decay {
-    /// Whether a worker pays; it stays so.
+    /// Whether a worker pays. Once true, it stays true.
     pays: AtomicBool,
-    /// What may be warm. Until the worker has looked how much is free: little, for the limit may be any.
+    /// How many bytes may be warm. The bound is small until the worker has found how much memory is
+    /// free, because the limit may be any.
     bound: AtomicU64,
-    /// The worker was called before its time.
+    /// A thread has called the worker before its time.
     called: AtomicBool,
-    /// Where no worker runs: memory was returned as soon as it was free.
+    /// No worker runs, and memory was returned as soon as it was free.
     returned_at_once: AtomicBool,
-    /// And a run without pages was taken after that; it stays so.
+    /// The program took a run without pages after that. Once true, it stays true.
     takes_again: AtomicBool,
     /// How often [`MORE`] has doubled.
     doublings: AtomicU32,
-    /// The most that was in use when a run got new pages.
+    /// The most bytes that were in use when a run got new pages.
     most_in_use: AtomicU64,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static DECAY: Decay = Decay {
     pays: AtomicBool::new(false),
     bound: AtomicU64::new(32 << 20),
@@ -77,8 +83,9 @@ static DECAY: Decay = Decay {
     most_in_use: AtomicU64::new(0),
 };
 
-/// The background thread holds this lock while it calls the kernel, for a millisecond or two: held early.
-/// For the whole process: one of the register's two entries of the pool.
+/// The worker holds this lock while it calls the kernel, for a millisecond or two, so a fork takes
+/// it early.
+/// For the whole process: one of the pool's two entries in the register.
 static SERVICE: Service = Service {
     hold: || queue::work().hold(),
     release: || queue::work().release(),
@@ -87,17 +94,18 @@ static SERVICE: Service = Service {
     ..Service::named("pool decay", &[Rank::PoolDecay])
 };
 
-/// In a child whose handlers did not run: what is half done goes on.
+/// In a child whose fork handlers did not run: half-finished work continues.
 fn recover() {
     queue::reset_in_child();
 }
 
-/// The queue, as its thread has it.
+/// The locked queue. Signals are blocked while it lives.
 struct Quiet {
     // Fields are dropped in this order.
     work: QuietGuard<'static, Work>,
-    /// A list's owner may be stopped by a signal's handler that waits for this thread to come to its own, which it
-    /// cannot while signals are blocked: a list that it does not get soon is passed over.
+    /// The thread that holds a list may run a signal handler that waits for this thread to handle a
+    /// signal. This thread cannot do so while its signals are blocked. So it skips a list that it
+    /// does not get soon.
     _no_long_wait: NoWait,
 }
 
@@ -114,8 +122,9 @@ impl DerefMut for Quiet {
     }
 }
 
-/// The queue, with signals blocked: a thread that its program stopped by a signal would have it for as long. `None`:
-/// this thread has it already, or a list, further up (it is a signal's handler): whoever has the queue may wait for
+/// Locks the queue with signals blocked. Otherwise a program that stops this thread by a signal
+/// would keep the queue locked for as long. `None`: this thread is in a signal handler, and the
+/// interrupted function holds the queue or a list. The thread that holds the queue may wait for
 /// that list.
 fn work() -> Option<Quiet> {
     let lock = queue::work();
@@ -126,13 +135,13 @@ fn work() -> Option<Quiet> {
     Some(Quiet { work, _no_long_wait: NoWait::here() })
 }
 
-/// The service whose task gives free runs up.
+/// The service whose task gives up free runs.
 #[inline]
 pub(super) fn service() -> ServiceId {
     fork::register(&SERVICE)
 }
 
-/// What may be warm now.
+/// How many bytes may be warm now.
 fn bound() -> u64 {
     match worker::running() {
         true => DECAY.bound.load(Ordering::Relaxed),
@@ -140,12 +149,12 @@ fn bound() -> u64 {
     }
 }
 
-/// Whether callers offer so much that a thread which does it pays.
+/// Whether callers offer so much that a worker for it pays.
 pub(super) fn worker_pays() -> bool {
     DECAY.pays.load(Ordering::Relaxed)
 }
 
-/// A run without pages was taken.
+/// Records that the program took a run without pages.
 #[inline]
 pub(super) fn took_empty() {
     if DECAY.returned_at_once.load(Ordering::Relaxed) {
@@ -153,9 +162,9 @@ pub(super) fn took_empty() {
     }
 }
 
-/// Whether what is free is offered first. Where no worker runs, nobody would return it later: so a program's first
-/// large blocks are returned at once, until it takes one again. The C library does likewise: it unmaps the first
-/// block of a size, and keeps the next.
+/// Whether free runs are offered before they are returned. Where no worker runs, no thread would
+/// return them later. So the first large blocks of a program are returned at once, until it takes
+/// one again. The C library does likewise: it unmaps the first block of a size, and keeps the next.
 fn offers() -> bool {
     let offers = worker::running() || DECAY.takes_again.load(Ordering::Relaxed);
     if !offers {
@@ -164,16 +173,16 @@ fn offers() -> bool {
     offers
 }
 
-/// Memory of `bytes` is about to come: a run without pages was taken. What is free beside it is returned as far as the
-/// process would have more than at its largest before, else a program whose sizes change would have the memory of each
-/// beside that of the others.
+/// A run without pages was taken, so `bytes` of new memory are about to come. This returns free
+/// memory as far as the process would otherwise exceed its largest size so far. Without it a
+/// program whose sizes change would keep the memory of every size.
 ///
-/// Not moved to the new run: its owner may want few of the pages.
+/// The pages do not move to the new run: its owner may want few of them.
 pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
     let run = reservation.run(spot);
     if run.is(flag::MADE_ROOM) {
         run.clear(flag::MADE_ROOM);
-        // It was wanted after all: more may lie free.
+        // The program uses the run after all, so more memory may stay free.
         let _ = DECAY.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doublings| {
             (doublings < MOST_DOUBLINGS).then_some(doublings + 1)
         });
@@ -181,7 +190,7 @@ pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
     if bytes < ROOM_FROM {
         return;
     }
-    // Another thread may allocate or free between the two looks.
+    // Another thread may allocate or free between the two loads.
     let freed = counters::get(Counter::FreedBytes);
     let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
     let in_use = bytes as u64 + others.max(0) as u64;
@@ -194,7 +203,7 @@ pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
     }
 }
 
-/// Returns what is free beyond `least`.
+/// Returns the free memory beyond `least`.
 #[cold]
 fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
@@ -205,12 +214,13 @@ fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
         if !work().is_some_and(|mut work| work.return_oldest(reservation)) {
             return;
         }
-        // To its end: what is in the queue serves nobody. The lock is free in between: a fork waits for it.
+        // Until the queue is empty: no caller can use a run in the queue. The lock is released in
+        // between, because a fork waits for it.
         while work().is_some_and(go_on) {}
     }
 }
 
-/// A run was freed.
+/// Tells the pool that a run was freed.
 #[inline]
 pub(super) fn freed() {
     let attended = worker::running();
@@ -230,8 +240,8 @@ fn past_bound(attended: bool, is_near: bool) {
         return;
     }
     let Some(reservation) = reservation::known() else { return };
-    // Waits for whoever is at it: that does no more than it has time for, and what stays warm meanwhile counts in a
-    // group of processes that is near its limit.
+    // This thread waits for the queue's holder, which works for a bounded time. The runs that stay
+    // warm meanwhile count in a memory cgroup that is near its limit.
     if let Some(mut work) = work() {
         let (now, warm) = (Instant::now(), central_list::warm_bytes());
         let until = now + BUDGET;
@@ -241,7 +251,7 @@ fn past_bound(attended: bool, is_near: bool) {
             work.advance(now, period(settings.offer_after, settings.return_after));
             return_after = settings.return_after;
         }
-        // What is in the queue is not through.
+        // A queued run still has its pages.
         let too_much = || central_list::warm_bytes() + queue::queued().1 > bound();
         while too_much() {
             if !work.go_on(reservation, until, Duration::MAX, return_after) {
@@ -257,7 +267,7 @@ fn past_bound(attended: bool, is_near: bool) {
     }
 }
 
-/// Has the worker look now.
+/// Calls the worker now.
 pub(super) fn call() {
     if worker::running() && !DECAY.called.swap(true, Ordering::AcqRel) {
         errno::kept(|| worker::call(service()));
@@ -268,7 +278,7 @@ pub(super) fn call() {
 pub(super) fn trim() -> bool {
     let Some(reservation) = reservation::known() else { return false };
     let before = counters::get(Counter::ReturnedBytes);
-    // The lock is free in between: a fork waits for it.
+    // The lock is released in between, because a fork waits for it.
     let has_more = |work: &mut Work| {
         work.pressed = true;
         let until = Instant::now() + BUDGET;
@@ -279,7 +289,7 @@ pub(super) fn trim() -> bool {
     counters::get(Counter::ReturnedBytes) != before
 }
 
-/// From one look to the next.
+/// The time from one look to the next.
 fn period(offer_after: Duration, return_after: Duration) -> Duration {
     (offer_after.min(return_after) / LOOKS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD)
 }
@@ -290,8 +300,8 @@ pub(super) fn visit(visit: &Visit) -> Next {
     let Some(reservation) = reservation::known() else {
         return Next::WhenStirred;
     };
-    // Before the lock is taken: this allocates, and a fork that waits for the lock may hold an
-    // allocator's.
+    // Before this thread takes the lock: `set_bound` allocates, and a fork that waits for the lock
+    // may hold the lock of an allocator.
     set_bound(visit.now);
     let settings = settings();
     let next = work().map(|mut work| {
@@ -315,14 +325,15 @@ pub(super) fn visit(visit: &Visit) -> Next {
 
 fn set_bound(now: Instant) {
     let bound = settings().warm_max.unwrap_or_else(|| budget::share(now).most);
-    // Part of it for what threads keep at hand.
+    // A quarter is for the runs in the threads' caches.
     thread_cache::bound(bound / 4);
     DECAY.bound.store(bound - bound / 4, Ordering::Relaxed);
 }
 
 impl Work {
-    /// Gives up what is due. Answers whether time ran out before it was through. It is through, too, when the kernel has
-    /// refused a run: under a filter it may refuse all.
+    /// Offers and returns the runs whose time has come. Returns whether the time ran out before it
+    /// was done. It is also done when the kernel has refused a run: a seccomp filter may refuse
+    /// all.
     fn go_on(
         &mut self,
         reservation: &Reservation,
@@ -352,8 +363,8 @@ impl Work {
         }
     }
 
-    /// Puts a run into the queue, to be returned: one that was offered, or a warm one, of the largest class.
-    /// `false`: there is none, or no room.
+    /// Puts the oldest offered run of the largest class into the queue to be returned, or the
+    /// oldest warm one. `false`: there is none, or the queue is full.
     fn return_oldest(&mut self, reservation: &Reservation) -> bool {
         let oldest = |from| {
             let of = |class| {
@@ -369,7 +380,7 @@ impl Work {
         true
     }
 
-    /// Fills the queue with what is due.
+    /// Fills the queue with the runs whose time has come.
     fn find(&mut self, reservation: &Reservation, offer_after: Duration, return_after: Duration) {
         let period = period(offer_after, return_after);
         let looks = |wait: Duration| match wait {
@@ -413,7 +424,7 @@ impl Work {
                 };
             }
         }
-        // Past the bound: first what has been left alone for a period, then anything.
+        // Past the bound: first the runs that were free for a period, then any.
         for age in [1, 0] {
             for class in central_list::filled(reservation.classes) {
                 while self.room() > 0 && central_list::warm_bytes() > bound() {
@@ -435,8 +446,8 @@ impl Work {
 }
 
 impl Item {
-    /// What is told to the kernel: the pages that may be there, and with huge pages all of the run, so
-    /// that none is split.
+    /// The range that a system call names: the pages that may be present. With huge pages it is the
+    /// whole run, so that the kernel splits none.
     fn range(&self, reservation: &Reservation) -> PageRange {
         let area = reservation.area(self.spot.class);
         let start = reservation.start(self.spot);
@@ -445,7 +456,7 @@ impl Item {
         PageRange { start, end: start + len }
     }
 
-    /// One slice. Answers whether it was the last.
+    /// Offers or returns one slice. Returns whether it was the last.
     fn step(&mut self, reservation: &Reservation) -> bool {
         let _slice = queue::Slice::begin(self.spot);
         if reservation.run(self.spot).state() != state::QUEUED {
@@ -460,14 +471,16 @@ impl Item {
             return true;
         }
         let range = PageRange::new(start, end);
-        // SAFETY: a part of a free run, which nobody but this thread has.
+        // SAFETY: a part of a free run, and the `QUEUED` state gives the run to this thread alone.
         if self.offer && unsafe { advise::free(range) }.is_err() {
-            // Refused, or locked. What is through already is returned too.
+            // The kernel refused, or the pages are locked. The slices that were offered already are
+            // returned too.
             (self.offer, self.done) = (false, 0);
             return false;
         }
         if !self.offer {
-            // SAFETY: a part of a free run, which nobody but this thread has: its contents are nobody's.
+            // SAFETY: a part of a free run. The `QUEUED` state gives it to this thread alone, and
+            // no owner needs its contents.
             let dropped =
                 unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
             if dropped.is_err() {
@@ -491,7 +504,8 @@ impl Item {
             // It has left the pool.
             central_list::put_left(reservation, self.spot);
         } else if self.is_refused() {
-            // Locked, before 5.18, or a filter refuses it: tried again later, behind all others.
+            // The run is locked, on a kernel before 5.18, or a filter refuses the call. It is tried
+            // again later, after all others.
             run.freed_at.store(queue::clock(), Ordering::Relaxed);
             central_list::put(reservation, self.spot, state::WARM);
         } else if self.offer {
@@ -499,7 +513,7 @@ impl Item {
             central_list::put(reservation, self.spot, state::OFFERED);
         } else {
             counters::add(Counter::ReturnedBytes, bytes);
-            // The program's advice is not the next owner's.
+            // The advice that the program gave for the run must not hold for its next owner.
             let asked = run.is(flag::ADVISED) && settings().huge_pages == HugePages::System;
             if run.is(flag::MOVED) || asked {
                 leave::map_anew(reservation, self.spot);
@@ -515,10 +529,11 @@ impl Item {
 mod tests {
     use super::*;
 
-    /// As in a signal's handler that interrupted its thread at a list for which the queue's holder waits.
+    /// As in a signal handler whose thread holds a list for which the queue's holder waits.
     #[test]
     fn a_thread_that_has_a_list_does_not_wait_for_the_queue() {
-        // A thread that has a lock allocates nothing, so they tell each other by a number.
+        // A thread that holds a lock must not allocate, so the threads signal each other by a
+        // number.
         let step = AtomicU32::new(0);
         let come_to = |number| {
             while step.load(Ordering::SeqCst) < number {

@@ -1,5 +1,5 @@
-//! The pool's end: for a program that locks all its memory. Every mapping counts then, and all that may be
-//! accessed becomes resident, so nothing of the pool's may be left but what the program has.
+//! The pool's end: for a program that locks all its memory. Every mapping counts then, and all
+//! accessible memory becomes resident. So the pool keeps nothing mapped but the program's blocks.
 
 #![allow(unsafe_code, reason = "closes what is left of runs")]
 
@@ -19,12 +19,13 @@ pub fn has_ended() -> bool {
     given_up::is_over()
 }
 
-/// Ends the pool, for good. Free runs are unmapped, and so are the addresses that no run has had. The part of a
-/// run in use beyond the program's block may not be accessed any more, so no `mlockall` makes it resident. From
-/// now on [`alloc`](super::alloc) returns `None`, [`realloc`](super::realloc) serves only a size that takes no
-/// more pages than before, and a run that is given back is unmapped.
+/// Ends the pool, for good. It unmaps free runs and the addresses that no run has had. In a run in
+/// use it removes access to the part beyond the program's block, so that no `mlockall` makes it
+/// resident. From now on [`alloc`](super::alloc) returns `None`, [`realloc`](super::realloc) serves
+/// only a size that takes no more pages than before, and a run that is given back is unmapped.
 ///
-/// Runs that another thread takes or gives back at the same moment may stay as they are. Takes 2 µs for each run.
+/// A run that another thread takes or gives back at this moment may stay as it is. The call takes 2
+/// µs for each run.
 ///
 /// ```
 /// use tenure::pool;
@@ -39,7 +40,8 @@ pub fn end() {
     };
     given_up::expect_holes();
     given_up::end();
-    // `false`: the program has mapped something among them, or they are given up.
+    // `false`: the program has mapped something among these addresses, or they were given up
+    // before.
     give_up::give_up_addresses();
     for class in 0..reservation.classes {
         reservation.take_all_fresh(class);
@@ -55,8 +57,8 @@ pub fn end() {
     }
 }
 
-/// [`end`] for a process that is about to install a filter of system calls: from now on the pool makes none but
-/// `munmap`, when a run is given back.
+/// As [`end`], for a process that is about to install a filter of system calls. From now on the
+/// pool makes no system call but `munmap`, when a run is given back.
 ///
 /// ```
 /// use tenure::pool;
@@ -70,7 +72,7 @@ pub fn end_before_filter() {
     kept::expect_a_filter();
 }
 
-/// How many bytes of addresses [`end`] would unmap, at least.
+/// Returns how many bytes of addresses [`end`] would unmap, at least.
 ///
 /// ```
 /// println!("{} GiB of addresses are not used", tenure::pool::unused_address_bytes() >> 30);
@@ -89,11 +91,12 @@ pub fn unused_address_bytes() -> u64 {
     runs.sum::<u64>() + give_up::spare_address_bytes()
 }
 
-/// Takes access to what the program does not have of an allocation. Nobody else can give the run back meanwhile,
-/// and the kernel nobody its addresses.
+/// Removes access to the part of an allocation's run that the program does not have. In the state
+/// `TRIMMED` no other thread can give the run back, so the kernel cannot give its addresses to
+/// another mapping.
 fn trim(reservation: &Reservation, spot: Spot) {
     let run = reservation.run(spot);
-    // A fork waits: its child would have the run in this state for ever.
+    // A fork waits for this lock: its child would have the run in this state for ever.
     let Some(_held) = Reservation::allowing().lock_signals_blocked_unless_mine() else { return };
     if run.claim(state::IN_USE, state::TRIMMED).is_err() {
         return;
@@ -102,8 +105,9 @@ fn trim(reservation: &Reservation, spot: Spot) {
         (reservation.area(spot.class).range_of(spot.index), lookup::live(reservation, spot));
     for (start, end) in [(all.start, live.start), (live.end, all.end)] {
         if start < end {
-            // Refused (too many mappings): it stays accessible.
-            // SAFETY: of a run in use, and not the program's part; its state keeps it where it is.
+            // If the kernel refuses (too many mappings), the part stays accessible.
+            // SAFETY: a part of a run in use beyond the program's block. Its state keeps the run
+            // where it is.
             let _ = unsafe { arena::close(PageRange::new(start, end)) };
         }
     }

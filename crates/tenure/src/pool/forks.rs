@@ -1,4 +1,4 @@
-//! Forks: no list is half changed, and no run on its way out of sight, when a child is made.
+//! Forks: while a child is made, no list is half changed, and no run is half out of the pool.
 
 use super::reservation::{self, Reservation};
 use super::{central_list, class, counters, decay, leave, queue, slot, thread_cache};
@@ -6,9 +6,9 @@ use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
 
-/// Any thread that allocates holds the others for some nanoseconds, under any lock: held last. None of them
-/// is taken under another.
-/// For the whole process: one of the register's two entries of the pool.
+/// Any thread that allocates holds these locks for some nanoseconds, and it may hold any other lock
+/// then. So a fork takes them last. No thread takes one of them under another.
+/// For the whole process: one of the pool's two entries in the register.
 static LISTS: Service = Service {
     hold: hold_lists,
     release: release_lists,
@@ -26,7 +26,7 @@ static LISTS: Service = Service {
     )
 };
 
-/// Has every fork wait for the pool's locks.
+/// Makes every fork wait for the pool's locks.
 pub(super) fn watch() {
     fork::look();
     fork::watch();
@@ -38,8 +38,8 @@ const SLOTS: std::ops::Range<usize> = 0..slot::MOST;
 const CLASSES: std::ops::Range<usize> = 0..class::MOST;
 
 fn hold_lists() {
-    // With this one held no pool comes into being; where there is none, no thread holds another, and a
-    // child is spared the page faults of writing to all of them.
+    // While this lock is held no thread can create the pool. Without a pool no thread holds another
+    // of its locks, and the child need not write to all of them (a page fault each).
     Reservation::lock().hold();
     if reservation::known().is_some() {
         Reservation::allowing().hold();
@@ -59,8 +59,8 @@ fn release_lists() {
     Reservation::lock().release();
 }
 
-/// A list that a thread of the parent's was changing may have a run too few or too many: the lists are as
-/// that thread left them, since each change is one link.
+/// A list that a thread of the parent was changing may have a run too few or too many. The child
+/// keeps the lists as that thread left them, because each change is one link.
 fn recover_lists() {
     leave::reset_in_child();
     CLASSES.for_each(|class| {

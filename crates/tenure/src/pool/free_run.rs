@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 /// See [`free`](super::free).
 ///
 /// # Safety
-/// As there.
+/// The promise of [`free`](super::free).
 pub(super) unsafe fn free(at: usize) {
     let Some((reservation, spot)) = lookup::find(at) else {
         misuse::not_an_allocation("free", at, None);
@@ -21,8 +21,8 @@ pub(super) unsafe fn free(at: usize) {
     put(reservation, spot);
 }
 
-/// Takes the run at `at` from the program: its state is then `MOVING`. Ends the process if it is not the
-/// program's, or does not start there.
+/// Takes the run at `at` from the program and sets its state to `MOVING`. Ends the process if the
+/// run is not the program's, or does not start at `at`.
 pub(super) fn claim(call: &str, at: usize, reservation: &Reservation, spot: Spot, run: &Run) {
     if run.claim(state::IN_USE, state::MOVING).is_err() {
         misuse::freed_before(call, at, reservation, spot);
@@ -32,7 +32,7 @@ pub(super) fn claim(call: &str, at: usize, reservation: &Reservation, spot: Spot
     }
 }
 
-/// Puts a run whose state is `MOVING`, and which is the program's no more, among the free ones.
+/// Puts a run among the free ones. Its state is `MOVING`, and the program has given it back.
 pub(super) fn put(reservation: &Reservation, spot: Spot) {
     let run = reservation.run(spot);
     counters::add(Counter::Frees, 1);
@@ -43,7 +43,7 @@ pub(super) fn put(reservation: &Reservation, spot: Spot) {
     }
     if run.is(flag::MAPPED) {
         run.clear(flag::MAPPED);
-        // What is unmapped raises SIGSEGV.
+        // An access to unmapped memory must raise SIGSEGV.
         if !settings::reuses() || !leave::close(reservation, spot) {
             leave::whole(reservation, spot);
             return;

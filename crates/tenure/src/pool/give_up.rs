@@ -1,7 +1,8 @@
-//! The addresses given up that no run has: for a program that limits its own.
+//! Gives up the addresses that no run has: for a program that limits its addresses.
 //!
-//! The reservation costs no memory, but `RLIMIT_AS` counts it, and so does `mlockall` under a finite
-//! `RLIMIT_MEMLOCK`. Once a program asks for either it needs the addresses more than the pool does.
+//! The reservation costs no memory, but `RLIMIT_AS` counts it, and so does `mlockall` under a
+//! finite `RLIMIT_MEMLOCK`. A program that sets either limit needs the addresses more than the pool
+//! does.
 
 use super::reservation::{self, Reservation};
 use super::{given_up, mapped};
@@ -18,12 +19,13 @@ pub fn spare_address_bytes() -> u64 {
     })
 }
 
-/// Gives back the addresses that no run has had yet, for good. Runs in use stay as they are, and free runs are
-/// used again; where there is none, [`alloc`](super::alloc) returns `None` from then on. Takes one system call for
-/// each class of sizes (200 µs in all).
+/// Gives back the addresses that no run has had yet, for good. Runs in use stay as they are, and
+/// free runs are used again. If there is no free run, [`alloc`](super::alloc) returns `None` from
+/// then on. The call makes one system call for each class of sizes (200 µs in all).
 ///
-/// `false`: there is no reservation; it was given up before; the program has mapped something of its own among the
-/// pool's addresses; or the call comes from a signal's handler that has interrupted the pool on its thread.
+/// `false`: there is no reservation; it was given up before; the program has mapped something of
+/// its own among the pool's addresses; or the call comes from a signal handler that has interrupted
+/// the pool on its thread.
 ///
 /// ```
 /// use tenure::pool;
@@ -39,11 +41,12 @@ pub fn give_up_addresses() -> bool {
     if mapped::holds_foreign() {
         return false;
     }
-    // A thread that finds that another has begun comes here when the addresses are gone.
+    // A second thread waits here until the first has given the addresses back.
     let Some(_held) = Reservation::allowing().lock_signals_blocked_unless_mine() else {
         return false;
     };
-    // Before the first address can be anybody's: who looks one up must not take it for the pool's.
+    // This is set before another mapping can get an address: from then on a lookup checks whether
+    // an address is still the pool's.
     given_up::expect_holes();
     if !given_up::begin() {
         return false;

@@ -1,19 +1,19 @@
-//! What the pool has given up for good: addresses that were its own, or its end.
+//! The addresses that the pool has given up for good, and whether the pool has ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 struct GivenUp {
     /// The addresses that no run has had were given up.
     addresses: AtomicBool,
-    /// An address in the pool's range may be another's.
+    /// An address in the pool's range may belong to another mapping.
     holes: AtomicBool,
     /// The pool has ended.
     over: AtomicBool,
-    /// And the process may be ended for any system call but those of the C library's malloc.
+    /// A filter may end the process for any system call but those of the C library's malloc.
     filtered: AtomicBool,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static GIVEN_UP: GivenUp = GivenUp {
     addresses: AtomicBool::new(false),
     holes: AtomicBool::new(false),
@@ -27,41 +27,42 @@ pub(super) fn is_done() -> bool {
     GIVEN_UP.addresses.load(Ordering::Relaxed)
 }
 
-/// They are given up from now on. `false`: they were before.
+/// Gives the addresses up from now on. `false`: they were given up before.
 pub(super) fn begin() -> bool {
     !GIVEN_UP.addresses.swap(true, Ordering::SeqCst)
 }
 
-/// Whether an address in the pool's range may be another's.
+/// Whether an address in the pool's range may belong to another mapping.
 #[inline]
 pub(super) fn has_holes() -> bool {
     GIVEN_UP.holes.load(Ordering::Relaxed)
 }
 
-/// From now on it may be: a run is about to leave the pool.
+/// Records that a run is about to leave the pool, so an address in its range may belong to another
+/// mapping.
 pub(super) fn expect_holes() {
     if !has_holes() {
         GIVEN_UP.holes.store(true, Ordering::SeqCst);
     }
 }
 
-/// Whether nothing is handed out any more, and what is given back leaves the pool.
+/// Whether the pool has ended: it allocates no more, and unmaps each run that is given back.
 #[inline]
 pub(super) fn is_over() -> bool {
     GIVEN_UP.over.load(Ordering::SeqCst)
 }
 
-/// The pool ends.
+/// Ends the pool.
 pub(super) fn end() {
     GIVEN_UP.over.store(true, Ordering::SeqCst);
 }
 
-/// Whether the process may be ended for any system call but those of the C library's malloc.
+/// Whether a filter may end the process for any system call but those of the C library's malloc.
 pub(super) fn is_filtered() -> bool {
     GIVEN_UP.filtered.load(Ordering::Relaxed)
 }
 
-/// From now on it may be.
+/// Records that such a filter may come.
 pub(super) fn expect_a_filter() {
     GIVEN_UP.filtered.store(true, Ordering::SeqCst);
 }

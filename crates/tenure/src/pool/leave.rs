@@ -1,9 +1,10 @@
-//! Runs that leave the pool, and come back.
+//! Runs that leave the pool, and runs that come back.
 //!
-//! The program may do with a mapping what it likes. Where it does more than to use it and to unmap it whole, or
-//! names addresses that the pool holds free, the run leaves the pool: what the program does not have of it is
-//! unmapped, and its addresses are the kernel's business from then on, as if there were no pool. When all of
-//! them are free the pool may reserve them again: the kernel says so (`MAP_FIXED_NOREPLACE`).
+//! A program may change its mappings in any way. If it does more than use a mapping and unmap it
+//! whole, or if it names addresses that the pool holds free, the run leaves the pool. The pool
+//! unmaps the part that the program does not have. From then on the kernel manages the addresses as
+//! if there were no pool. When all of them are free the pool may reserve them again: the kernel
+//! checks that (`MAP_FIXED_NOREPLACE`).
 
 #![allow(unsafe_code, reason = "unmaps and closes runs")]
 
@@ -17,10 +18,11 @@ use crate::os::signal::Blocked;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Runs that have left are looked at one after the other, so many for each fresh one.
+/// For each fresh run the pool checks so many runs that have left, one after the other.
 const TRIES: usize = 2;
-/// How long a run is waited for that is in another thread's hands: for some nanoseconds, unless that thread lost its
-/// processor in the midst of it. In a signal's handler it may be the hands of the thread itself, further up.
+/// How long this thread waits for a run that another thread holds: some nanoseconds, unless that
+/// thread lost its processor meanwhile. In a signal handler the interrupted thread itself may hold
+/// the run.
 const IN_OTHER_HANDS: Duration = Duration::from_secs(1);
 
 struct Leave {
@@ -32,7 +34,7 @@ struct Leave {
     accessible: AtomicBool,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static LEAVE: Leave = Leave {
     leaving: AtomicU32::new(0),
     held: AtomicBool::new(false),
@@ -46,30 +48,32 @@ pub(super) fn keep_accessible(yes: bool) {
 
 fn unmap(start: usize, end: usize) {
     if start < end {
-        // Too many mappings: then it stays reserved, and is nobody's.
-        // SAFETY: a part of a run that is the pool's no more, and that the program does not have.
+        // If the kernel refuses (too many mappings), the part stays reserved and has no owner.
+        // SAFETY: a part of a run that has left the pool, and the program does not have this part.
         let _ = unsafe { arena::unmap(start, end - start) };
     }
 }
 
-/// Nobody waits longer for a thread that unmaps a run: it waits for nobody but the kernel, so it is slow only where
-/// the machine is, and only a debugger, or a monitor of its unmaps that waits for this thread, stops it for ever.
+/// The longest wait for a thread that unmaps a run. That thread waits only for the kernel, so it is
+/// slow only on a slow machine. Only a debugger, or a monitor of its unmaps that waits for this
+/// thread, stops it for ever.
 const FOR_AN_UNMAP: Duration = Duration::from_secs(10);
-/// Nor for a fork, which waits for the locks of the program's allocator: this thread may have one, further up.
+/// The longest wait for a fork. The fork waits for the locks of the program's allocator, and a
+/// function that this thread has interrupted may hold one.
 const FOR_A_FORK: Duration = Duration::from_millis(100);
 
-/// While it lives a run of the calling thread's is on its way out. No signal comes: its handler could wait for this
-/// thread.
+/// While it lives, a run of the calling thread is on its way out. Signals are blocked, because a
+/// handler could wait for this thread.
 struct Leaving {
     _blocked: Option<Blocked>,
 }
 
 impl Leaving {
     fn begin() -> Leaving {
-        // Under a filter that call may be forbidden. The pool is over then, so only a handler that names memory which
-        // its own thread is giving back waits, and not for ever.
+        // A filter may forbid that system call. The pool has ended then, so only a handler waits
+        // that names the memory that its own thread gives back, and it does not wait for ever.
         let blocked = (!given_up::is_filtered()).then(Blocked::all);
-        // Before the first address can be another's.
+        // This is set before another mapping can get the first address.
         given_up::expect_holes();
         LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
         if LEAVE.held.load(Ordering::SeqCst) {
@@ -96,35 +100,36 @@ fn wait_while(longest: Duration, holds: impl Fn() -> bool) {
     }
 }
 
-/// Waits until all runs that were on their way out have left: what the pool unmaps of them is unmapped.
+/// Waits until all runs that were on their way out have left. Their unmapping is then done.
 pub(super) fn wait() {
     wait_while(FOR_AN_UNMAP, || LEAVE.leaving.load(Ordering::SeqCst) != 0);
 }
 
-/// Before a fork.
+/// Called before a fork.
 pub(super) fn hold() {
     LEAVE.held.store(true, Ordering::SeqCst);
     wait();
 }
 
-/// After it.
+/// Called after the fork.
 pub(super) fn release_held() {
     LEAVE.held.store(false, Ordering::SeqCst);
 }
 
-/// In a child, where no other thread is.
+/// Called in a child, where no other thread exists.
 pub(super) fn reset_in_child() {
     LEAVE.held.store(false, Ordering::SeqCst);
     LEAVE.leaving.store(0, Ordering::SeqCst);
 }
 
-/// A mapping's run leaves the pool: the program keeps its part. `false`: it is an allocation, or not in use.
+/// Lets a mapping's run leave the pool; the program keeps its part. `false`: it is an allocation,
+/// or it is not in use.
 fn in_use(reservation: &Reservation, spot: Spot) -> bool {
     let run = reservation.run(spot);
     if run.claim(state::IN_USE, state::MOVING).is_err() {
         return false;
     }
-    // Since the last look it may have come into other hands.
+    // Another thread may have taken the run since the last look.
     if !run.is(flag::MAPPED) {
         run.set_state(state::IN_USE);
         return false;
@@ -141,7 +146,7 @@ fn in_use(reservation: &Reservation, spot: Spot) -> bool {
     true
 }
 
-/// A run of state `MOVING`, which nobody uses any more, leaves the pool.
+/// Lets a run of state `MOVING`, which has no user any more, leave the pool.
 pub(super) fn whole(reservation: &Reservation, spot: Spot) {
     let _leaving = Leaving::begin();
     let (all, run) = (reservation.area(spot.class).range_of(spot.index), reservation.run(spot));
@@ -151,8 +156,8 @@ pub(super) fn whole(reservation: &Reservation, spot: Spot) {
     central_list::put_left(reservation, spot);
 }
 
-/// A run leaves the pool: a mapping in use, or a free run. On return its addresses are the kernel's business. An
-/// allocation in use stays.
+/// Lets a run leave the pool: a mapping in use, or a free run. When this returns the kernel manages
+/// its addresses. An allocation in use stays.
 pub(super) fn any(reservation: &Reservation, spot: Spot) {
     let run = reservation.run(spot);
     let mut since = None;
@@ -166,15 +171,16 @@ pub(super) fn any(reservation: &Reservation, spot: Spot) {
             }
             state::IN_USE if !run.is(flag::MAPPED) => return,
             state::IN_USE if in_use(reservation, spot) => return,
-            // Who comes upon it waits until it is unmapped.
+            // A thread that finds the run in this state waits until it is unmapped.
             state::WARM | state::OFFERED | state::RETURNED | state::QUEUED
                 if run.claim(from, state::LEFT).is_ok() =>
             {
                 if from == state::QUEUED {
-                    // Or the program's next pages there would be offered in the place of the run's.
+                    // Otherwise the worker would offer the program's next pages at this address in
+                    // place of the run's.
                     queue::wait_for_slice(spot);
                 }
-                // It is noted when its list, or the queue, comes upon it.
+                // The thread that next finds it in its list, or in the queue, records it.
                 split::forget_state(run);
                 let all = reservation.area(spot.class).range_of(spot.index);
                 unmap(all.start, all.end);
@@ -190,7 +196,8 @@ pub(super) fn any(reservation: &Reservation, spot: Spot) {
     }
 }
 
-/// A run of the class that had left the pool, and whose addresses are free again; its state is `MOVING`.
+/// Takes back a run of the class that had left the pool and whose addresses are free again. Its
+/// state is `MOVING`.
 pub(super) fn take_back(reservation: &Reservation, class: usize) -> Option<Spot> {
     for _ in 0..TRIES {
         let spot = central_list::take_left(reservation, class)?;
@@ -206,7 +213,8 @@ pub(super) fn take_back(reservation: &Reservation, class: usize) -> Option<Spot>
     None
 }
 
-/// Takes access to a run of state `MOVING` away, if that is wanted. `false`: it was refused.
+/// Removes access to a run of state `MOVING`, if the settings ask for that. `false`: the kernel
+/// refused.
 pub(super) fn close(reservation: &Reservation, spot: Spot) -> bool {
     let run = reservation.run(spot);
     if LEAVE.accessible.load(Ordering::Relaxed) || run.is(flag::CLOSED) {
@@ -220,17 +228,18 @@ pub(super) fn close(reservation: &Reservation, spot: Spot) -> bool {
     closed
 }
 
-/// Whether the program's part of a run in use is as it was handed out, as far as that can be told cheaply: a
-/// program may lock or seal it, or unmap parts of it, by system calls of its own.
+/// Whether the program's part of a run in use is still as the pool gave it out, as far as a cheap
+/// check can tell. A program may lock or seal it, or unmap parts of it, by its own system calls.
 pub(super) fn is_as_it_was(reservation: &Reservation, spot: Spot) -> bool {
     LEAVE.accessible.load(Ordering::Relaxed)
         || mlock::asked(lookup::live(reservation, spot)) == Ok(Seen::Unlocked)
 }
 
-/// Makes a run of state `MOVING` accessible again. `false`: that was refused, and it has left the pool.
+/// Makes a run of state `MOVING` accessible again. `false`: the kernel refused, and the run has
+/// left the pool.
 pub(super) fn open(reservation: &Reservation, spot: Spot) -> bool {
     let run = reservation.run(spot);
-    // SAFETY: a run of state `MOVING` is the thread's that has set the state; the caller has.
+    // SAFETY: the caller has set the state `MOVING`, which gives the run to its thread alone.
     let opened = unsafe { arena::open(reservation.area(spot.class).range_of(spot.index)) }.is_ok();
     match opened {
         true => run.clear(flag::CLOSED),
@@ -243,9 +252,9 @@ pub(super) fn open(reservation: &Reservation, spot: Spot) -> bool {
 pub(super) fn map_anew(reservation: &Reservation, spot: Spot) {
     let (area, run) = (reservation.area(spot.class), reservation.run(spot));
     counters::add(Counter::Remapped, 1);
-    // SAFETY: the run is this thread's, and the program is done with it.
+    // SAFETY: the run is this thread's, and the program does not use it any more.
     if !unsafe { area.map_anew(spot.index) } {
-        // Too many mappings. What is there now cannot be told.
+        // Too many mappings. The pool cannot know which pages are mapped there now.
         whole(reservation, spot);
         return;
     }

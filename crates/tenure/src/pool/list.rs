@@ -1,10 +1,10 @@
-//! Lists of free runs, threaded through their bookkeeping: newest first.
+//! Lists of free runs, linked through their records: newest first.
 
 use super::reservation::Area;
 use crate::os::page_size;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Free runs of one area. Used under its owner's lock.
+/// Free runs of one area. The owner's lock protects it.
 #[derive(Clone, Copy)]
 pub(super) struct List {
     /// Numbers + 1; 0: none.
@@ -24,12 +24,12 @@ impl List {
         self.head == 0
     }
 
-    /// The newest.
+    /// The newest run.
     pub fn newest(&self) -> Option<u32> {
         self.head.checked_sub(1)
     }
 
-    /// The oldest.
+    /// The oldest run.
     pub fn oldest(&self) -> Option<u32> {
         self.tail.checked_sub(1)
     }

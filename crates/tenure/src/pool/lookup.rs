@@ -1,4 +1,4 @@
-//! From an address to its run, and from a run to the program's part of it.
+//! Finds the run of an address, and the program's part of a run.
 
 use super::given_up;
 use super::reservation::{self, Reservation, Spot};
@@ -7,7 +7,7 @@ use crate::os::page_size;
 use crate::range::PageRange;
 use std::sync::atomic::Ordering;
 
-/// Returns whether the address is the pool's. Costs two loads and a comparison, and a look-up where
+/// Returns whether the address is the pool's. Costs two loads and a comparison, and a lookup where
 /// addresses were given up.
 ///
 /// ```

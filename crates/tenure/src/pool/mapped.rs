@@ -10,19 +10,21 @@
 //! assert_eq!(unsafe { mapped::unmap(at, 1 << 20) }, mapped::Unmapped::Done);
 //! ```
 //!
-//! A run is zeroed and page-aligned, as what `mmap` returns. When the program unmaps all of it at once, it goes
-//! back to the pool, and may not be accessed until it has another owner (unless [`keep_accessible`] allows it).
-//! Before any other call on it, or on addresses that the pool holds free, call [`let_go`]: the run leaves the pool,
-//! and the part that the program does not have is unmapped. A `munmap` of a part does so, too. So such a call does
-//! what it does without the pool, and no later owner of the run inherits its effect. The pool takes the addresses
-//! again when all of them are free.
+//! A run is zeroed and page-aligned, as what `mmap` returns. When the program unmaps all of it at
+//! once, it goes back to the pool, and may not be accessed until it has another owner (unless
+//! [`keep_accessible`] allows it). Before any other call on it, or on addresses that the pool holds
+//! free, call [`let_go`]: the run leaves the pool, and the part that the program does not have is
+//! unmapped. A `munmap` of a part does so, too. So such a call does what it does without the pool,
+//! and no later owner of the run inherits its effect. The pool takes the addresses again when all
+//! of them are free.
 //!
-//! The pool does not see system calls that the program makes by itself. Memory that was locked, sealed, protected
-//! or unmapped in part by them is found when it is unmapped whole. An advice (`MADV_DONTFORK`) is not found.
+//! The pool does not see system calls that the program makes by itself. Memory that was locked,
+//! sealed, protected or unmapped in part by them is found when it is unmapped whole. An advice
+//! (`MADV_DONTFORK`) is not found.
 //!
-//! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another thread's
-//! (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped goes to a list
-//! without a lock.
+//! No call here allocates, creates a thread, or changes `errno`. None waits for a fork of another
+//! thread's (`os::fork::NoWait`): while one is under way `map` returns `None`, and what is unmapped
+//! goes to a list without a lock.
 
 #![allow(unsafe_code, reason = "stands in for mmap(2) and munmap(2)")]
 
@@ -41,13 +43,14 @@ use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a run is looked at that is in another thread's hands.
+/// How often this thread looks at a run that another thread holds.
 const MOST_WAITS: usize = 1000;
-/// Runs that nobody had yet leave the pool as others do, so many at the most; what lies further away is closed.
+/// At most so many fresh runs leave the pool as others do. Where a call names addresses beyond
+/// them, the pool hands out no more fresh runs.
 const NEXT_RUNS: u32 = 64;
 
-/// The program has mapped something where no run is so far, at an address that it made up.
-/// For the whole process: as the pool.
+/// The program has mapped something at an address of its own choice, where no run is so far.
+/// For the whole process, as the pool is.
 static FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// Returns a run as `mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)` would:
@@ -75,9 +78,9 @@ pub fn map(len: usize, align: usize) -> Option<NonNull<u8>> {
             run.set(flag::MAPPED);
             return Some(at);
         }
-        // To the kernel it is several mappings, and mremap would say so.
+        // The kernel sees several mappings here, and mremap would report that.
         run.set(flag::TAINTED);
-        // SAFETY: allocated above, and nobody knows it. It is mapped anew.
+        // SAFETY: allocated above, and no other thread knows it. The flag makes `free` map it anew.
         unsafe { super::free(at) };
     }
 }
@@ -140,7 +143,7 @@ pub unsafe fn resize(addr: usize, old_len: usize, new_len: usize) -> Option<NonN
     Some(at)
 }
 
-/// What [`unmap`] did.
+/// The result of [`unmap`].
 ///
 /// ```
 /// use tenure::pool::mapped::{unmap, Unmapped};
@@ -183,7 +186,7 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
         return Unmapped::NotOurs;
     };
     let Some(range) = whole_pages(addr, len) else {
-        // munmap says what is wrong with it.
+        // munmap reports the error.
         return Unmapped::NotOurs;
     };
     let ours = reservation.range;
@@ -217,7 +220,7 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Unmapped {
     result
 }
 
-/// What a call does with the range that it names.
+/// The effect of a call on the range that it names.
 ///
 /// ```
 /// use tenure::pool::mapped::{let_go, map, Call};
@@ -235,12 +238,12 @@ pub enum Call {
     Replaces,
 }
 
-/// Tells the pool that the program is about to make a call that names the range. On return the part of the range
-/// that the program does not have is not mapped, so the kernel acts as without the pool. No run that the call
-/// changes is handed out again.
+/// Tells the pool that the program is about to make a call that names the range. On return the part
+/// of the range that the program does not have is not mapped, so the kernel acts as without the
+/// pool. No run that the call changes is handed out again.
 ///
-/// A block of [`alloc`](super::alloc) stays the pool's, because it is yet to be freed. If the call changes it, it
-/// is mapped anew when it is freed.
+/// A block of [`alloc`](super::alloc) stays the pool's, because it is yet to be freed. If the call
+/// changes it, it is mapped anew when it is freed.
 ///
 /// `false`: nothing has changed.
 ///
@@ -290,8 +293,8 @@ fn let_go_of_part(reservation: &Reservation, spot: Spot, part: PageRange, call: 
     true
 }
 
-/// Addresses that no run has had. At most `left` fresh runs leave the pool: a program that names terabytes is not to
-/// have each of them as a hole.
+/// Lets go of addresses that no run has had. At most `left` fresh runs leave the pool: otherwise
+/// each run in the terabytes that a program may name would become a hole.
 fn let_go_of_gap(reservation: &Reservation, gap: PageRange, call: Call, left: &mut u32) -> bool {
     if given_up::is_done() {
         return false;
@@ -312,14 +315,14 @@ fn let_go_of_gap(reservation: &Reservation, gap: PageRange, call: Call, left: &m
     }
     if at < gap.end && call == Call::Replaces {
         FOREIGN.store(true, Ordering::Relaxed);
-        // Or what the program maps there would be handed out as a fresh run.
+        // Otherwise `alloc` would hand out the program's next mapping there as a fresh run.
         reservation.close(PageRange::new(at, gap.end));
     }
     true
 }
 
-/// Tells the pool that the kernel has refused the call that was announced by [`let_go`] and was to
-/// replace what the range holds.
+/// Tells the pool that the kernel has refused the call that [`let_go`] announced. The call was to
+/// replace the mappings in the range.
 ///
 /// ```
 /// use tenure::pool::mapped::{let_go, map, was_refused, Call};
@@ -411,7 +414,7 @@ pub fn touches(addr: usize, len: usize) -> bool {
         pieces(reservation, range, |piece| {
             any |= match piece {
                 Piece::Run(spot, _) if reservation.run(spot).state() == state::LEFT => {
-                    // The caller asks nothing more of the pool.
+                    // The caller makes no other call to the pool.
                     leave::wait();
                     false
                 }
@@ -423,9 +426,9 @@ pub fn touches(addr: usize, len: usize) -> bool {
     any
 }
 
-/// Returns how many bytes from `addr` on, at most `len`, are one mapping to the kernel. Returns
-/// `len` where nothing is mapped or the kernel does not tell: the kernel's own call then reports
-/// what is wrong.
+/// Returns how many bytes from `addr` on, at most `len`, belong to one mapping of the kernel's.
+/// Returns `len` if nothing is mapped there, or if the kernel does not tell. The kernel's own call
+/// then reports the error.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(8192)?;
@@ -450,9 +453,9 @@ pub(super) fn holds_foreign() -> bool {
 
 /// A part of a range.
 enum Piece {
-    /// Of a run that was ever used, with what lies in it.
+    /// A part of a run that was used before.
     Run(Spot, PageRange),
-    /// No run's so far.
+    /// Addresses that no run has had.
     Gap(PageRange),
 }
 
@@ -477,7 +480,7 @@ fn whole_pages(addr: usize, len: usize) -> Option<PageRange> {
     (addr % page == 0 && addr < end).then_some(PageRange { start: addr, end })
 }
 
-/// The pages that the range touches, as far as they are the pool's addresses; `None`: none of them is.
+/// The pages of the range whose addresses are the pool's; `None`: none of them is.
 fn inside(addr: usize, len: usize) -> Option<(&'static Reservation, PageRange)> {
     let reservation = reservation::known()?;
     let page = page_size();
@@ -492,10 +495,10 @@ fn inside(addr: usize, len: usize) -> Option<(&'static Reservation, PageRange)> 
 /// Unmaps a part of one run.
 ///
 /// # Safety
-/// Nothing uses it any more.
+/// Nothing uses the part any more.
 unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> Result<(), Errno> {
     let run = reservation.run(spot);
-    // On its way out, as a rule.
+    // A run of this state is usually on its way out.
     for _ in 0..MOST_WAITS {
         if run.state() != state::MOVING {
             break;
@@ -510,7 +513,7 @@ unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> 
             // SAFETY: nothing uses the part any more, and it has left the pool.
             return unsafe { arena::unmap(part.start, part.len()) };
         }
-        // Unmapped already.
+        // It is unmapped already.
         _ => return Ok(()),
     }
     let live = lookup::live(reservation, spot);
@@ -521,24 +524,26 @@ unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> 
     let is_whole = cut == live;
     let is_mapping = run.is(flag::MAPPED);
     if !is_mapping && run.state() != state::IN_USE {
-        // It has left since, and its flags with it.
-        // SAFETY: nothing uses the part any more.
+        // The run has left the pool since, and has lost its flags.
+        // SAFETY: the caller promises that nothing uses the part any more.
         return unsafe { unmap_part(reservation, spot, part) };
     }
     if is_mapping {
         if is_whole && leave::is_as_it_was(reservation, spot) {
             if run.claim(state::IN_USE, state::MOVING).is_err() {
-                // Another thread is at it, too: it unmaps it, or it has the run leave.
-                // SAFETY: nothing uses the part any more.
+                // Another thread changes the run, too: it unmaps the run or makes it leave the
+                // pool.
+                // SAFETY: the caller promises that nothing uses the part any more.
                 return unsafe { unmap_part(reservation, spot, part) };
             }
             if leave::close(reservation, spot) {
                 free_run::put(reservation, spot);
                 return Ok(());
             }
-            // Sealed in part, or there are too many mappings: munmap says what is wrong.
+            // The run is sealed in part, or there are too many mappings: munmap reports the error.
             let all = reservation.area(spot.class).range_of(spot.index);
-            // SAFETY: the run is this thread's; what was closed of it is the program's again if munmap fails.
+            // SAFETY: the run is this thread's, and opening it only adds access. If munmap fails
+            // the program gets back the pages that were closed.
             let _ = unsafe { arena::open(all) };
             run.set_state(state::IN_USE);
         }
@@ -551,8 +556,9 @@ unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> 
         free_run::put(reservation, spot);
         return Ok(());
     }
-    // A part of an allocation, which is to be freed yet.
+    // A part of an allocation that the program has yet to free.
     run.set(flag::TAINTED);
-    // SAFETY: nothing uses the part. In one step: a racing thread finds data or SIGSEGV.
+    // SAFETY: nothing uses the part. The call replaces it in one step, so a thread that races with
+    // it finds data or SIGSEGV.
     unsafe { arena::reserve_anew(cut) }
 }

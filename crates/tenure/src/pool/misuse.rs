@@ -1,4 +1,4 @@
-//! The end of a process that frees what it must not: with a sentence, and without allocating.
+//! Ends a process that frees memory which it must not free: with a message, and without allocating.
 
 use super::reservation::{Reservation, Spot};
 use super::run::state;
@@ -6,7 +6,7 @@ use super::{class::MIN_RUN_BYTES, lookup};
 use crate::os::arena;
 use std::fmt::{self, Write};
 
-/// A line on the stack; what does not fit is left out.
+/// A line on the stack. Text that does not fit is cut off.
 struct Line {
     bytes: [u8; 400],
     len: usize,
@@ -28,7 +28,7 @@ fn end(text: fmt::Arguments<'_>) -> ! {
     arena::abort_with(&line.bytes[..line.len])
 }
 
-/// `at` was freed already.
+/// Ends the process: `at` was freed already.
 #[cold]
 pub(super) fn freed_before(call: &str, at: usize, reservation: &Reservation, spot: Spot) -> ! {
     let run = reservation.run(spot);
@@ -56,8 +56,8 @@ pub(super) fn freed_before(call: &str, at: usize, reservation: &Reservation, spo
     ))
 }
 
-/// `at` is not the start of an allocation: inside one, or the pool's address and never handed out, or
-/// not the pool's.
+/// Ends the process: `at` is not the start of an allocation. It lies inside one, was never handed
+/// out, or is not the pool's.
 #[cold]
 pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Reservation, Spot)>) -> ! {
     if let Some((reservation, spot)) = spot {

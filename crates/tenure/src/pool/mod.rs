@@ -1,8 +1,9 @@
-//! The pool: large blocks of memory. A freed block stays warm for a while, so the next block of its size starts
-//! without page faults. Soon after, the kernel may take its pages, and later they leave the resident set.
+//! The pool: large blocks of memory. A freed block stays warm for a while, so the next block of its
+//! size starts without page faults. Soon after, the kernel may take its pages, and later they leave
+//! the resident set.
 //!
-//! **For** blocks of 64 KiB and more that a program allocates and frees all the time: frames, arrays,
-//! buffers. **Not for** small blocks, or for blocks that are allocated once and stay.
+//! **For** blocks of 64 KiB and more that a program allocates and frees all the time: frames,
+//! arrays, buffers. **Not for** small blocks, or for blocks that are allocated once and stay.
 //!
 //! ```
 //! use tenure::pool::{Buffer, Pool};
@@ -30,23 +31,24 @@
 //! Under memory pressure a run passes through all three states at once.
 //!
 //! A process has one pool. All runs lie in one reserved range of addresses, so one comparison
-//! ([`owns`]) tells its pointers from any other's. Sizes have eight classes to a doubling, so at most an
-//! eighth of a run is not used. Runs of 2 MiB and more get huge pages as far as these fit into the size
-//! (see [`HugePages`]).
+//! ([`owns`]) tells its pointers from any other's. Sizes have eight classes to a doubling, so at
+//! most an eighth of a run is not used. Runs of 2 MiB and more get huge pages as far as these fit
+//! into the size (see [`HugePages`]).
 //!
 //! # The worker
 //!
 //! [`Pool`] and [`Buffer`] start the worker, the thread that offers and returns, with their first
-//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] or [`WithSmall`] as a global allocator do not:
-//! they neither allocate nor create a thread, and they keep `errno`, so they may stand behind
-//! `malloc`. With those, call [`prepare`] once at a safe moment, and in a forked child again. Until the
-//! worker runs ([`wants_keeper`]), a thread that frees past the bound does the worker's work.
+//! block. The raw calls ([`alloc`], [`free`], [`realloc`]) and [`Pool`] or [`WithSmall`] as a
+//! global allocator do not: they neither allocate nor create a thread, and they keep `errno`, so
+//! they may stand behind `malloc`. With those, call [`prepare`] once at a safe moment, and in a
+//! forked child again. Until the worker runs ([`wants_keeper`]), a thread that frees past the bound
+//! does the worker's work.
 //!
 //! # What the kernel must have
 //!
-//! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where `PAGEMAP_SCAN` (6.7) is
-//! missing, zeroing reads `/proc/self/pagemap`, and without that writes all that the run's former users may
-//! have written.
+//! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where
+//! `PAGEMAP_SCAN` (6.7) is missing, zeroing reads `/proc/self/pagemap`, and without that writes all
+//! that the run's former users may have written.
 
 mod alloc_run;
 #[cfg(feature = "allocator-api2")]
@@ -95,8 +97,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::errno;
 use crate::runtime::worker;
 
-/// Returns whether the machine charges free runs against a limit, as it charges everything that
-/// could be written (`vm.overcommit_memory` 2). Reads one small file.
+/// Returns whether the machine charges free runs against a limit, as it charges all writable memory
+/// (`vm.overcommit_memory` 2). Reads one small file.
 ///
 /// ```
 /// if tenure::pool::free_runs_are_charged() {
@@ -120,14 +122,15 @@ pub fn free_runs_are_charged() -> bool {
 /// ```
 #[inline]
 pub fn touches(start: usize, len: usize) -> bool {
-    // The pool's range is one piece: a range that touches it begins or ends in it, or holds it all.
+    // The pool's range has no gaps, so a range that touches it begins or ends in it, or holds all
+    // of it.
     let last = start.saturating_add(len.max(1) - 1);
     (reservation::holds(start) || reservation::holds(last))
         && (!given_up::has_holes() || mapped::touches(start, len))
 }
 
 /// Returns the largest size that [`alloc`] serves: a hundred-and-twenty-eighth of the reserved
-/// range, which is 128 GiB where addresses are not limited. 0: no range could be reserved.
+/// range, which is 128 GiB where addresses are not limited. 0: the kernel granted no range.
 ///
 /// ```
 /// assert!(tenure::pool::alloc(tenure::pool::largest() + 1, 16, false).is_none());
@@ -136,13 +139,13 @@ pub fn largest() -> usize {
     reservation::get().map_or(0, reservation::Reservation::largest)
 }
 
-/// Has forks wait for what is half done, from now on. Starts no thread.
+/// Makes forks wait for half-finished changes of the pool, from now on. Starts no thread.
 pub(crate) fn watch_forks() {
     forks::watch();
 }
 
-/// Sets the pool's settings. They take effect at the worker's next scan, which this call brings
-/// about. It neither allocates nor creates a thread.
+/// Sets the pool's settings. They take effect at the worker's next scan, which this call triggers.
+/// It neither allocates nor creates a thread.
 ///
 /// ```
 /// use tenure::pool::{configure, settings, Settings};
@@ -182,8 +185,9 @@ pub fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// Starts the worker where a thread may be created and none runs, and has forks hold the pool's locks: volatile memory
-/// may have started the worker before. What fails here fails again, and is reported, when `prepare` is called.
+/// Starts the worker if none runs and a thread may be created. Makes forks hold the pool's locks:
+/// volatile memory may have started the worker before. A failure is not reported here: `prepare`
+/// fails in this way, too, and reports it.
 #[inline]
 fn prepare_if_needed() {
     if !keeper_runs() || reservation::known().is_none() {
@@ -192,7 +196,7 @@ fn prepare_if_needed() {
 }
 
 /// Gives the memory of all free runs back to the kernel at once, as `malloc_trim(3)` does. Takes as
-/// long as the kernel needs for the pages (60 to 180 ns each). Returns whether there was any.
+/// long as the kernel needs for the pages (60 to 180 ns each). Returns whether any run had memory.
 ///
 /// ```
 /// use tenure::pool;
@@ -238,8 +242,8 @@ pub fn wants_keeper() -> bool {
     reservation::known().is_some() && !worker::running()
 }
 
-/// Whether callers offer so much that the worker, which would do it for them, pays. For a program with one thread,
-/// to which a second one is a price.
+/// Whether callers offer so much that a worker would pay. A program with one thread asks, because a
+/// second thread costs it something.
 pub(crate) fn worker_pays() -> bool {
     decay::worker_pays()
 }

@@ -1,4 +1,4 @@
-//! The queue of free runs on their way to the kernel, and the clock that says when they are due.
+//! The queue of free runs on their way to the kernel, and the clock that tells when a run is due.
 
 use super::reservation::{Reservation, Spot};
 use crate::os::page_size;
@@ -8,22 +8,22 @@ use crate::runtime::published::Part;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many runs the queue has room for.
+/// The queue's size, in runs.
 const LENGTH: usize = 128;
 
 struct Queue {
-    /// Counts periods while anything is warm or offered.
+    /// Counts periods while any run is warm or offered.
     clock: AtomicU32,
-    /// Runs in the queue.
+    /// The number of runs in the queue.
     runs: AtomicU64,
-    /// Their bytes that former users may have written.
+    /// The bytes of these runs that former users may have written.
     bytes: AtomicU64,
-    /// The run of which a part is being told to the kernel, by [`Slice`]'s code. 0: none.
+    /// The run of which a part is being offered or returned, in the code of [`Slice`]. 0: none.
     slice_of: AtomicU64,
     work: Lock<Work>,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static QUEUE: Queue = Queue {
     clock: AtomicU32::new(0),
     runs: AtomicU64::new(0),
@@ -41,28 +41,29 @@ static QUEUE: Queue = Queue {
     ),
 };
 
-/// For the whole process: what readers in other processes read.
+/// For the whole process: the counter that other processes read.
 pub(super) static PUBLISHED: Part = Part::word((&raw const QUEUE.bytes).cast(), "pool.warm_bytes");
 
-/// A run on its way between two states; nobody else has it.
+/// A run on its way between two states. The queue alone has it.
 #[derive(Clone, Copy)]
 pub(super) struct Item {
     pub spot: Spot,
-    /// To be offered, not returned.
+    /// The run is to be offered, not returned.
     pub offer: bool,
-    /// Bytes that are through.
+    /// The bytes that are done.
     pub done: usize,
 }
 
-/// Held over a fork: a child inherits what is half done, and goes on with it.
+/// A fork holds its lock: a child inherits a half-finished queue, and continues with it.
 pub(super) struct Work {
     items: [Item; LENGTH],
     len: usize,
-    /// When the clock last moved. `None`: it stands still, nothing is warm or offered.
+    /// The time at which the clock last moved. `None`: the clock stands still, because no run is
+    /// warm or offered.
     pub looked_at: Option<Instant>,
-    /// When callers began to offer what is counted next, and how much they have.
+    /// When callers began to offer the bytes that are counted next, and how many they have offered.
     offered: Option<(Instant, u64)>,
-    /// There is pressure, and something left to give up.
+    /// There is memory pressure, and some run still has pages to give up.
     pub pressed: bool,
 }
 
@@ -72,20 +73,21 @@ pub(super) fn clock() -> u32 {
     QUEUE.clock.load(Ordering::Relaxed)
 }
 
-/// The lock under which the queue is worked on.
+/// The lock of the queue.
 pub(super) fn work() -> &'static Lock<Work> {
     &QUEUE.work
 }
 
-/// While it lives, a part of a queued run is told to the kernel, if the run is still queued when it begins.
-/// No signal comes while its thread has the queue: a handler could wait for this very thread.
+/// While it lives, this thread offers or returns a part of a queued run, if the run is still queued
+/// at the start. Signals are blocked while its thread has the queue: a handler could wait for this
+/// very thread.
 pub(super) struct Slice;
 
 impl Slice {
-    /// Before the run's state is looked at.
+    /// Call it before the run's state is read.
     pub fn begin(spot: Spot) -> Slice {
-        // In one order with the state for all threads: either the run is seen to have left the queue, or this is
-        // seen by whoever took it out.
+        // This store and the run's state have one order for all threads. Either this thread sees
+        // that the run has left the queue, or the thread that took it out sees this store.
         QUEUE.slice_of.store(code(spot), Ordering::SeqCst);
         fence(Ordering::SeqCst);
         Slice
@@ -102,9 +104,9 @@ fn code(spot: Spot) -> u64 {
     ((spot.class as u64) << 32 | u64::from(spot.index)) + 1
 }
 
-/// Waits until a slice of the run that may have begun before is through: the caller has taken the run out of the
-/// queue, and is about to leave its addresses to the program. It takes no lock: its thread may have one, further up,
-/// for which the queue's holder waits.
+/// Waits until a slice of the run that may have begun before is done. The caller has taken the run
+/// out of the queue, and is about to leave its addresses to the program. It takes no lock: an
+/// interrupted function of its thread may hold one for which the queue's holder waits.
 pub(super) fn wait_for_slice(spot: Spot) {
     fence(Ordering::SeqCst);
     while QUEUE.slice_of.load(Ordering::SeqCst) == code(spot) {
@@ -112,19 +114,20 @@ pub(super) fn wait_for_slice(spot: Spot) {
     }
 }
 
-/// In a child whose handlers did not run: a thread of the parent's was at it.
+/// Called in a child whose fork handlers did not run: a thread of the parent may have held the
+/// queue.
 pub(super) fn reset_in_child() {
     QUEUE.work.reset_in_child();
     QUEUE.slice_of.store(0, Ordering::SeqCst);
 }
 
-/// Runs and bytes between two states.
+/// The runs and the bytes between two states.
 pub(super) fn queued() -> (u64, u64) {
     (QUEUE.runs.load(Ordering::Relaxed), QUEUE.bytes.load(Ordering::Relaxed))
 }
 
 impl Work {
-    /// Moves the clock on by the periods that have passed; not by those in which it stood still.
+    /// Advances the clock by the periods that have passed while it did not stand still.
     pub fn advance(&mut self, now: Instant, period: Duration) {
         let Some(before) = self.looked_at else {
             self.looked_at = Some(now);
@@ -138,7 +141,8 @@ impl Work {
         }
     }
 
-    /// A caller has offered `bytes`. Answers how many are offered in a second, if it is known after `shortest`.
+    /// Records that a caller has offered `bytes`. Returns how many bytes callers offer in a second,
+    /// once `shortest` has passed.
     pub fn rate(&mut self, now: Instant, bytes: u64, shortest: Duration) -> Option<u64> {
         let (since, before) = self.offered.unwrap_or((now, 0));
         let passed = now.saturating_duration_since(since);
@@ -147,10 +151,10 @@ impl Work {
         is_known.then(|| (before as f64 / passed.as_secs_f64()) as u64)
     }
 
-    /// Puts a run whose state is `QUEUED` into the queue, which has room for it.
+    /// Puts a run whose state is `QUEUED` into the queue. The queue has room for it.
     pub fn add(&mut self, reservation: &Reservation, spot: Spot, offer: bool) {
         let run = reservation.run(spot);
-        // MADV_FREE passes over pages that another process maps too, without a word.
+        // MADV_FREE skips pages that another process maps too, and reports nothing.
         let offer = offer && run.forks.load(Ordering::Relaxed) == fork::count();
         self.items[self.len] = Item { spot, offer, done: 0 };
         self.len += 1;
@@ -158,25 +162,25 @@ impl Work {
         QUEUE.bytes.fetch_add(bytes(reservation, spot), Ordering::Relaxed);
     }
 
-    /// The run that came last.
+    /// The run that was added last.
     pub fn last(&mut self) -> Option<&mut Item> {
         self.items[..self.len].last_mut()
     }
 
-    /// Takes the run that came last out of the queue. Its bytes count until [`count_out`].
+    /// Takes the run that was added last out of the queue. Its bytes count until [`count_out`].
     pub fn pop(&mut self) -> Item {
         self.len -= 1;
         QUEUE.runs.fetch_sub(1, Ordering::Relaxed);
         self.items[self.len]
     }
 
-    /// How many runs there is room for.
+    /// How many more runs fit.
     pub fn room(&self) -> usize {
         LENGTH - self.len
     }
 }
 
-/// A run that was in the queue is in another list now. Answers its bytes.
+/// Records that a run of the queue is in another list now. Returns its bytes.
 pub(super) fn count_out(reservation: &Reservation, spot: Spot) -> u64 {
     let bytes = bytes(reservation, spot);
     QUEUE.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -193,10 +197,12 @@ mod tests {
 
     const SPOT: Spot = Spot { class: 3, index: 5 };
 
-    /// A signal's handler may hold up, further down on its thread, what the queue's holder waits for.
+    /// A signal handler may run above a function of its thread that holds a lock for which the
+    /// queue's holder waits.
     #[test]
     fn a_slice_is_waited_for_and_the_queues_lock_is_not() {
-        // Threads that have a lock allocate nothing, so they tell each other by a number.
+        // A thread that holds a lock must not allocate, so the threads signal each other by a
+        // number.
         let step = AtomicU32::new(0);
         let come_to = |number| {
             while step.load(Ordering::SeqCst) < number {

@@ -1,4 +1,5 @@
-//! The raw calls: what an allocator behind `malloc` needs. None allocates, creates a thread or changes `errno`.
+//! The raw calls, for an allocator behind `malloc`. None allocates, creates a thread or changes
+//! `errno`.
 
 #![allow(unsafe_code, reason = "is malloc's interface")]
 
@@ -10,14 +11,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// Returns a run of at least `size` bytes at a multiple of `align`, a power of two. With `zeroed`
-/// it holds zeros, otherwise what its former user left. `None`: the range is exhausted, `size` is
-/// more than [`largest`](super::largest), or the kernel refuses.
+/// it holds zeros, otherwise the bytes of its former user. `None`: the range is exhausted, `size`
+/// is more than [`largest`](super::largest), or the kernel refuses.
 ///
-/// Contents that were not zeroed may change by themselves until each page is written for the first time:
-/// the kernel may take offered pages.
+/// Contents that were not zeroed may change by themselves until each page is written for the first
+/// time, because the kernel may take offered pages.
 ///
-/// Cost: 40 to 100 ns for a run that is warm or offered; one system call for a new one at times.
-/// Zeroing: 24 ns a page that is resident, and 1.5 µs to ask the kernel which are.
+/// Cost: 40 to 100 ns for a run that is warm or offered; some fresh runs take one system call.
+/// Zeroing: 24 ns a resident page, and 1.5 µs to find out from the kernel which pages are resident.
 ///
 /// ```
 /// use tenure::pool;
@@ -38,8 +39,8 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 
 /// Gives a run back.
 ///
-/// A pointer that is not an allocation's start, or was freed before, ends the process with a message
-/// on standard error. Otherwise the pool would give the same memory to two owners.
+/// A pointer that is not an allocation's start, or was freed before, ends the process with a
+/// message on standard error. Otherwise the pool would give the same memory to two owners.
 ///
 /// ```
 /// use tenure::pool;
@@ -49,7 +50,8 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 /// ```
 ///
 /// # Cost
-/// About 50 ns. Past the bound on warm runs, and without a worker, the call does a part of its work.
+/// About 50 ns. Past the bound on warm runs, and without a worker, the call does a part of its
+/// work.
 ///
 /// # Safety
 /// Nothing uses the run any more.
@@ -59,13 +61,15 @@ pub unsafe fn free(p: NonNull<u8>) {
     unsafe { free_run::free(p.as_ptr() as usize) }
 }
 
-/// Makes the run at `p` hold `new_size` bytes at a multiple of `align`, as `realloc(3)` does: its
-/// contents up to the smaller size are kept, here or at another place, whose address is returned.
-/// New bytes are zero if `zeroed`. `None`: there is no room; the run at `p` is as it was.
+/// Makes the run at `p` hold `new_size` bytes at a multiple of `align`, as `realloc(3)` does. It
+/// keeps the contents up to the smaller size, in place or at another address, and returns the
+/// address. New bytes are zero if `zeroed`. `None`: there is no room, and the run at `p` is
+/// unchanged.
 ///
-/// Cost: nothing while the run has the room. Otherwise a copy into a warm run, if there is one; from 512 KiB
-/// on where there is none, and from 32 MiB on in any case, the pages move to another run without being
-/// copied (10 to 20 ns a page). What a smaller size leaves over is given back.
+/// Cost: nothing while the run has room. Otherwise the contents are copied into a warm run, if
+/// there is one. From 512 KiB on without a warm run, and from 32 MiB on in any case, the kernel
+/// moves the pages to another run (10 to 20 ns a page). A smaller size gives the remaining pages
+/// back.
 ///
 /// ```
 /// use tenure::pool;
@@ -78,7 +82,8 @@ pub unsafe fn free(p: NonNull<u8>) {
 /// ```
 ///
 /// # Safety
-/// `p` is a run of the pool's. If the call returns another address, nothing uses the old one any more.
+/// `p` is a run of the pool. If the call returns another address, nothing uses the old one any
+/// more.
 #[doc(alias = "mremap")]
 pub unsafe fn realloc(
     p: NonNull<u8>,
@@ -91,10 +96,11 @@ pub unsafe fn realloc(
 }
 
 /// Returns how many bytes of the run at `p` the program may use, as `malloc_usable_size(3)` does:
-/// what was asked for, in whole pages. `None`: [`alloc`] did not return this pointer.
+/// the size that the program asked for, in whole pages. `None`: [`alloc`] did not return this
+/// pointer.
 ///
-/// A run may have more room than that. A program that adds these numbers up, to keep to a limit of its own,
-/// would count memory that it does not use.
+/// A run may have more room than that. The call does not report it: a program that adds these
+/// numbers up, to keep to its own limit, would count memory that it does not use.
 ///
 /// ```
 /// use tenure::pool;
@@ -110,14 +116,14 @@ pub unsafe fn realloc(
 pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
     let (run, room, _) = room(p)?;
     let usable = run.size().next_multiple_of(page_size()).min(room);
-    // Granted: what is written there is kept by a reallocation like the rest.
+    // The program may write to these bytes from now on, so a reallocation must keep them.
     counters::add(Counter::AllocatedBytes, (usable - run.size()) as u64);
     run.size.store(usable as u64, Ordering::Relaxed);
     Some(usable)
 }
 
-/// The run at `p`, the bytes from there to its end, and its whole length. `None`: not an allocation's
-/// start.
+/// The run at `p`, the bytes from there to its end, and its whole length. `None`: `p` is not the
+/// start of an allocation.
 pub(super) fn room(p: NonNull<u8>) -> Option<(&'static Run, usize, usize)> {
     let at = p.as_ptr() as usize;
     let (reservation, spot) = lookup::find(at)?;

@@ -1,8 +1,8 @@
-//! The pool's addresses: one reserved range, cut into units; each class of sizes has an area of one or
-//! more units, in which its runs lie side by side.
+//! The pool's addresses: one reserved range, cut into units. Each class of sizes has an area of one
+//! or more units, and its runs lie there side by side.
 //!
-//! From an address to its run is thus a table look-up and a division, and the bookkeeping is an array
-//! for each area.
+//! So a table lookup and a division find the run of an address, and the records are one array for
+//! each area.
 
 #![allow(unsafe_code, reason = "keeps tables in memory that it maps itself")]
 
@@ -18,32 +18,33 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const UNITS: usize = 256;
-/// Tried in turn; of each only what fits a quarter of `RLIMIT_AS`. Below the last, a pool would be
-/// of no use.
+/// The sizes that are tried in turn, if they fit a quarter of `RLIMIT_AS`. A smaller pool than the
+/// last would be of no use.
 const SIZES: [usize; 5] = [16 << 40, 4 << 40, 1 << 40, 256 << 30, 64 << 30];
-/// With a smaller limit on addresses than that for the smallest of [`SIZES`].
+/// The smallest size under a limit on addresses that is too low for [`SIZES`].
 const SMALLEST: usize = 4 << 30;
-/// What is made accessible at once, at least and at most: each step is a system call, and
-/// `mlockall(MCL_CURRENT)` makes all of it resident.
+/// The least and the most that one step makes accessible. Each step is a system call, and
+/// `mlockall(MCL_CURRENT)` makes all accessible memory resident.
 const STEP: std::ops::Range<usize> = 4 << 20..64 << 20;
 
 /// The runs of one class.
 pub(super) struct Area {
     pub start: usize,
     end: usize,
-    /// From one run to the next.
+    /// The distance from one run to the next.
     pub stride: usize,
     /// How many bytes of each run have huge pages.
     pub huge: usize,
-    /// How many there can be.
+    /// How many runs fit.
     pub count: u32,
     runs: usize,
-    /// Handed out at least once.
+    /// The runs that were handed out at least once.
     used: AtomicU32,
-    /// May be accessed, from the first on.
+    /// The runs that are accessible, from the first on.
     allowed: AtomicU32,
     advised: AtomicBool,
-    /// How often the program has mapped something over runs that nobody had yet: there are no more fresh ones.
+    /// How often the program has mapped something over fresh runs. If it is not 0 there are no more
+    /// fresh runs.
     closed: AtomicU32,
 }
 
@@ -57,13 +58,14 @@ pub(super) struct Reservation {
     areas: [MaybeUninit<Area>; class::MOST],
 }
 
-/// Where the reservation is.
+/// The place of the reservation.
 struct Location {
-    /// The first address; 0: not reserved yet; 1: none can be, under the limit on addresses.
+    /// The first address; 0: not reserved yet; 1: the limit on addresses allows no reservation.
     start: AtomicUsize,
-    /// When it is tried again after the kernel refused it, in milliseconds of the monotonic clock.
+    /// When the reservation is tried again after the kernel refused it, in milliseconds of the
+    /// monotonic clock.
     again_at: AtomicU64,
-    /// In bytes; 0 while nothing is reserved.
+    /// The length in bytes; 0 while nothing is reserved.
     length: AtomicUsize,
     /// Held by the thread that reserves it.
     setup: Lock<()>,
@@ -81,34 +83,36 @@ static LOCATION: Location = Location {
 };
 
 struct Described(UnsafeCell<MaybeUninit<Reservation>>);
-// SAFETY: written once, under `setup`, before `start` says that it may be read.
+// SAFETY: written once, under `setup`, before a store to `start` lets other threads read it.
 unsafe impl Sync for Described {}
-/// For the whole process, as [`LOCATION`]. Apart from it, so that its 16 KiB lie in no file.
+/// For the whole process, as [`LOCATION`] is. It is a separate static, so that its 16 KiB take no
+/// space in the executable file.
 static RESERVATION: Described = Described(UnsafeCell::new(MaybeUninit::uninit()));
 const NONE: usize = 1;
-/// How long after a refusal the kernel is not asked again.
+/// How long after a refusal the next attempt may come.
 const WAIT_MS: u64 = 10;
 
 /// Whether the address is the pool's.
 #[inline]
 pub(super) fn holds(addr: usize) -> bool {
-    // While nothing is reserved the length is 0.
-    // In this order, for the start is written first.
+    // While nothing is reserved the length is 0. The length is loaded first, because the start is
+    // stored first.
     let length = LOCATION.length.load(Ordering::Acquire);
     addr.wrapping_sub(LOCATION.start.load(Ordering::Relaxed)) < length
 }
 
-/// The reservation if there is one already.
+/// The reservation, if it exists already.
 #[inline]
 pub(super) fn known() -> Option<&'static Reservation> {
     match LOCATION.start.load(Ordering::Acquire) {
         0 | NONE => None,
-        // SAFETY: written before `start` was, and never again.
+        // SAFETY: written before the store to `start` that this thread has seen, and not written
+        // again.
         _ => Some(unsafe { (*RESERVATION.0.get()).assume_init_ref() }),
     }
 }
 
-/// The reservation; reserves it at the first call.
+/// The reservation. The first call reserves it.
 #[inline]
 pub(super) fn get() -> Option<&'static Reservation> {
     match known() {
@@ -119,12 +123,13 @@ pub(super) fn get() -> Option<&'static Reservation> {
 
 #[cold]
 fn set_up() -> Option<&'static Reservation> {
-    // A signal's handler that finds its own thread at it is served elsewhere.
+    // A signal handler whose own thread holds this lock returns `None`, so its block comes from
+    // elsewhere.
     let _held = LOCATION.setup.lock_signals_blocked_unless_mine()?;
     if LOCATION.start.load(Ordering::Acquire) != 0 {
         return known();
     }
-    // What the kernel refuses at the first use, it may allow later. Each time costs some calls.
+    // The kernel may refuse the first attempt and allow a later one. Each attempt costs some calls.
     let now = now_ms();
     if now < LOCATION.again_at.load(Ordering::Relaxed) {
         return None;
@@ -151,13 +156,13 @@ fn now_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Reserves `size` bytes, a power of two, and describes them; returns their start.
+/// Reserves `size` bytes, a power of two, and writes the description. Returns the start.
 fn lay_out(size: usize) -> Option<usize> {
     let page = os::page_size();
     let unit = size / UNITS;
     let range = arena::reserve(size, unit.max(1 << 30)).ok()?;
-    // SAFETY: under `setup`; zero is a value of every field but the areas, which are not read before
-    // they are written.
+    // SAFETY: this thread holds `setup`. Zero is a valid value of every field but the areas, and
+    // each area is written before it is read.
     let reservation = unsafe {
         let at = (*RESERVATION.0.get()).as_mut_ptr();
         (*at).range = range;
@@ -167,7 +172,7 @@ fn lay_out(size: usize) -> Option<usize> {
     let (mut at, mut classes, mut bookkeeping) = (0, 0, 0);
     while classes < class::MOST {
         let stride = class::stride(classes, page);
-        // At least two runs; an area for one would be used up by a reallocation.
+        // An area has at least two runs: a reallocation needs a second one.
         let units = (2 * stride).div_ceil(unit).max(1);
         if at + units > UNITS {
             break;
@@ -193,7 +198,7 @@ fn lay_out(size: usize) -> Option<usize> {
     reservation.class_of_unit[at..].fill(u8::MAX);
     reservation.classes = classes;
     let Ok(runs) = arena::reserve(bookkeeping, page) else {
-        // SAFETY: reserved above, and nobody knows it.
+        // SAFETY: reserved above, and no other thread knows the range.
         let _ = unsafe { arena::unmap(range.start, range.len()) };
         return None;
     };
@@ -218,12 +223,12 @@ impl Reservation {
         unsafe { self.areas[class].assume_init_ref() }
     }
 
-    /// The lock under which runs become accessible, for a fork.
+    /// The lock under which runs become accessible: a fork takes it.
     pub fn allowing() -> &'static Lock<()> {
         &LOCATION.allowing
     }
 
-    /// The lock under which it is set up, for a fork.
+    /// The lock under which the range is reserved: a fork takes it.
     pub fn lock() -> &'static Lock<()> {
         &LOCATION.setup
     }
@@ -233,7 +238,7 @@ impl Reservation {
         class::bytes(self.classes - 1)
     }
 
-    /// The run in which the address lies, if it was ever used. It may have left the pool since.
+    /// The run in which the address lies, if it was used before. It may have left the pool since.
     #[inline]
     pub fn find(&self, addr: usize) -> Option<Spot> {
         let offset = addr.wrapping_sub(self.range.start);
@@ -249,8 +254,8 @@ impl Reservation {
         (index < area.used.load(Ordering::Acquire)).then_some(Spot { class, index })
     }
 
-    /// Calls `each` for every run that was ever used and that the range, inside the reservation, touches;
-    /// with the part of the range that is the run's.
+    /// Calls `each` for every run that was used before and that the range touches, with the part of
+    /// the range that lies in the run. The range is inside the reservation.
     pub fn over(&self, range: PageRange, mut each: impl FnMut(Spot, PageRange)) {
         let unit = |addr: usize| (addr - self.range.start) >> self.unit_shift;
         let classes = &self.class_of_unit[unit(range.start)..=unit(range.end - 1)];
@@ -274,11 +279,12 @@ impl Reservation {
         }
     }
 
-    /// Unmaps the addresses and the bookkeeping that no run needs that may be handed out. The caller has the lock
-    /// under which runs become accessible.
+    /// Unmaps the addresses, and their records, that no accessible run needs. The caller holds the
+    /// lock under which runs become accessible.
     pub fn give_up(&self) {
         for area in (0..self.classes).map(|class| self.area(class)) {
-            // Under the lock: nothing is allowed any more that is unmapped below.
+            // The caller's lock ensures that no thread makes memory accessible that is unmapped
+            // below.
             area.closed.fetch_add(1, Ordering::Relaxed);
             for part in area.spare() {
                 // SAFETY: reserved by `lay_out`, and never accessible so far.
@@ -287,23 +293,23 @@ impl Reservation {
         }
         let end = (0..self.classes).map(|class| self.area(class).end).max();
         if let Some(end) = end.filter(|end| *end < self.range.end) {
-            // SAFETY: reserved by `lay_out`, behind the last area: no run is there, and none ever was.
+            // SAFETY: reserved by `lay_out`, after the last area: no run was ever there.
             let _ = unsafe { arena::unmap(end, self.range.end - end) };
         }
     }
 
-    /// How many runs of the class were ever used.
+    /// How many runs of the class were used before.
     pub fn used(&self, class: usize) -> u32 {
         self.area(class).used.load(Ordering::Acquire)
     }
 
-    /// The bytes of the runs that nobody had yet, and that may be accessed.
+    /// The bytes of the fresh runs that are accessible.
     pub fn fresh_bytes(&self, class: usize) -> u64 {
         let area = self.area(class);
         area.allowed_bytes().saturating_sub(u64::from(self.used(class)) * area.stride as u64)
     }
 
-    /// The runs of the class that nobody had yet, and that may be accessed, leave the pool.
+    /// Makes the fresh and accessible runs of the class leave the pool.
     pub fn take_all_fresh(&self, class: usize) {
         let area = self.area(class);
         let Some(_held) = LOCATION.allowing.lock_signals_blocked_unless_mine() else { return };
@@ -313,13 +319,14 @@ impl Reservation {
             return;
         }
         (from..allowed).for_each(|index| area.run(index).set_state(state::LEFT));
-        // SAFETY: of the pool, and no run that anybody has or can get: they were counted as used just now.
+        // SAFETY: part of the pool. The runs were counted as used just now, so no thread has one or
+        // can get one.
         let _ = unsafe {
             arena::unmap(area.start_of(from), area.start_of(allowed) - area.start_of(from))
         };
     }
 
-    /// The addresses that are the pool's.
+    /// The bytes of addresses that are the pool's.
     pub fn reserved_bytes(&self) -> u64 {
         match super::given_up::is_done() {
             true => (0..self.classes).map(|class| self.area(class).allowed_bytes()).sum(),
@@ -327,20 +334,21 @@ impl Reservation {
         }
     }
 
-    /// How much [`give_up`](Self::give_up) would unmap.
+    /// How many bytes [`give_up`](Self::give_up) would unmap.
     pub fn spare_bytes(&self) -> u64 {
         let areas = (0..self.classes).map(|class| self.area(class));
         areas.flat_map(Area::spare).map(|part| part.len() as u64).sum()
     }
 
-    /// Nobody gets a fresh run of the classes that the range touches, until [`reopen`](Self::reopen).
+    /// Hands out no fresh run of the classes that the range touches, until
+    /// [`reopen`](Self::reopen).
     pub fn close(&self, range: PageRange) {
         self.areas_of(range).for_each(|area| {
             area.closed.fetch_add(1, Ordering::SeqCst);
         });
     }
 
-    /// Takes one [`close`](Self::close) of this range back.
+    /// Undoes one [`close`](Self::close) of this range.
     pub fn reopen(&self, range: PageRange) {
         self.areas_of(range).for_each(|area| {
             area.closed.fetch_sub(1, Ordering::SeqCst);
@@ -355,7 +363,7 @@ impl Reservation {
         (classes[0]..=last).map(|class| self.area(class as usize))
     }
 
-    /// Whether the run at the address, which nobody had yet, is among the next `runs` of its class.
+    /// The class of the address, if one of the next `runs` fresh runs of that class lies there.
     pub fn is_next(&self, addr: usize, runs: u32) -> Option<usize> {
         let class = self.class_of_unit[(addr - self.range.start) >> self.unit_shift] as usize;
         let area = (class < self.classes).then(|| self.area(class))?;
@@ -374,7 +382,7 @@ impl Reservation {
         self.area(spot.class).start_of(spot.index)
     }
 
-    /// A run that nobody had before. Takes no lock. `None`: the area is used up, or the kernel refuses.
+    /// Takes a fresh run, without a lock. `None`: the area is used up, or the kernel refuses.
     pub fn fresh(&self, class: usize) -> Option<Spot> {
         let area = self.area(class);
         loop {
@@ -405,8 +413,8 @@ impl Area {
     #[inline]
     pub fn run(&self, index: u32) -> &Run {
         debug_assert!(index < self.allowed.load(Ordering::Relaxed));
-        // SAFETY: inside the array, whose first `allowed` members are accessible; zeros are a `Run`,
-        // and all its fields are atomic.
+        // SAFETY: the record is inside the array, whose first `allowed` members are accessible.
+        // Zeros are a valid `Run`, and all its fields are atomic.
         unsafe { &*(self.runs as *const Run).add(index as usize) }
     }
 
@@ -419,7 +427,7 @@ impl Area {
         u64::from(self.allowed.load(Ordering::Acquire)) * self.stride as u64
     }
 
-    /// The addresses, and those of the bookkeeping, that were never accessible.
+    /// The addresses of the runs, and of the records, that were never accessible.
     fn spare(&self) -> impl Iterator<Item = PageRange> {
         let page = os::page_size();
         let allowed = self.allowed.load(Ordering::Acquire);
@@ -431,7 +439,7 @@ impl Area {
             .map(|(start, end)| PageRange::new(start, end))
     }
 
-    /// Sees that the run at `index` and its bookkeeping may be accessed.
+    /// Makes the run at `index` and its record accessible, if they are not.
     fn allow(&self, index: u32) -> bool {
         let allowed = self.allowed.load(Ordering::Acquire);
         if index < allowed {
@@ -440,11 +448,12 @@ impl Area {
         self.allow_more(index)
     }
 
-    /// One thread at a time: a late step would undo what a program has protected or unmapped of a run
-    /// that another thread's step had allowed before.
+    /// One thread at a time. A late step would undo the program's own protection or unmapping of a
+    /// run that another thread's step made accessible before.
     #[cold]
     fn allow_more(&self, index: u32) -> bool {
-        // A signal's handler whose thread is at it is served elsewhere.
+        // A signal handler whose own thread holds this lock returns here, so its block comes from
+        // elsewhere.
         let Some(_held) = LOCATION.allowing.lock_signals_blocked_unless_mine() else {
             return false;
         };
@@ -461,12 +470,12 @@ impl Area {
         let page = os::page_size();
         let bytes = (from as usize * self.stride / 2).clamp(STEP.start, STEP.end);
         let more = (bytes / self.stride).max(1) as u32;
-        // Where the step is refused, one run may still do.
+        // If the kernel refuses the whole step, it may still allow one run.
         for to in [from.saturating_add(more).min(self.count), from + 1] {
             let range = PageRange::new(self.start_of(from), self.start_of(to));
             let array = |index: u32| self.runs + index as usize * size_of::<Run>();
             let runs = array(from) / page * page..array(to).next_multiple_of(page);
-            // SAFETY: both are parts of what `lay_out` reserved.
+            // SAFETY: both ranges are parts of the memory that `lay_out` reserved.
             let allowed = unsafe {
                 arena::allow(PageRange::new(runs.start, runs.end))
                     .and_then(|()| arena::allow(range))
@@ -479,50 +488,53 @@ impl Area {
         false
     }
 
-    /// Says which pages the range gets. Before they are touched: the other order gives no huge page.
+    /// Advises which kind of pages the range gets. It comes before the first touch: advice after it
+    /// gives no huge page.
     fn advise(&self, range: PageRange) {
-        // Advice: refused (no huge pages in this kernel), nothing is lost.
+        // The kernel may refuse advice (it has no huge pages): nothing is lost then.
         let _ = match settings().huge_pages {
             HugePages::Auto if self.huge == self.stride => advise::want_huge_pages(range),
             HugePages::System => Ok(()),
-            // With the system's setting at "always" small runs would share huge pages.
+            // If the system's setting is "always", small runs would share huge pages.
             _ => advise::want_base_pages(range),
         };
     }
 
-    /// Maps a run anew: empty, accessible, and with no state of its own. Its pages are dropped first: that
-    /// spares other threads a wait for the lock of all mappings. Not those of a run that the program has changed: a
-    /// monitor that it has (userfaultfd) may want to hear of pages that are dropped, which free does not do.
+    /// Maps a run anew: empty, accessible, and with no state of its own. It drops the pages first,
+    /// which shortens the time that other threads wait for the lock of all mappings. It does not
+    /// drop the pages of a run that the program has changed: a userfaultfd of the program may
+    /// report dropped pages, and `free` must raise no such event.
     ///
     /// # Safety
-    /// The run is the caller's, and nothing uses it any more.
+    /// The caller owns the run, and nothing uses it any more.
     pub unsafe fn map_anew(&self, index: u32) -> bool {
         let range = self.range_of(index);
         if !self.run(index).is(flag::TAINTED) {
-            // SAFETY: nothing uses the run any more, as this function requires.
+            // SAFETY: the caller promises that nothing uses the run any more.
             let _ = unsafe { advise::drop_pages(range) };
         }
-        // SAFETY: nothing uses the run any more, and it is part of the reserved range.
+        // SAFETY: the caller promises that nothing uses the run any more, and the run is part of
+        // the reserved range.
         if unsafe { arena::reserve_anew(range) }.is_err() {
             return false;
         }
         self.advise(range);
-        // SAFETY: part of the reserved range. Access is only added.
+        // SAFETY: the run is part of the reserved range, and the call only adds access.
         unsafe { arena::allow(range) }.is_ok()
     }
 
-    /// Reserves the addresses of a run again that had left the pool, if they are free, and makes them
-    /// accessible.
+    /// Reserves the addresses of a run that had left the pool again, if they are free, and makes
+    /// them accessible.
     pub fn take_back(&self, index: u32) -> bool {
         let range = self.range_of(index);
         if arena::reserve_free(range).is_err() {
             return false;
         }
         self.advise(range);
-        // SAFETY: reserved just now, and nobody knows of it.
+        // SAFETY: this thread reserved the range just now, and no other thread knows it.
         let allowed = unsafe { arena::allow(range) }.is_ok();
         if !allowed {
-            // SAFETY: reserved just now, and nobody knows of it.
+            // SAFETY: this thread reserved the range just now, and no other thread knows it.
             let _ = unsafe { arena::unmap(range.start, range.len()) };
         }
         allowed

@@ -1,4 +1,4 @@
-//! Making a run larger or smaller: in place, else by moving its pages to another run.
+//! Makes a run larger or smaller: in place, or by moving its pages to another run.
 
 #![allow(unsafe_code, reason = "copies and moves blocks")]
 
@@ -13,19 +13,20 @@ use crate::range::PageRange;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-/// From here on pages are moved: 256 KiB take 4 to 8 µs to move, 5 µs to copy into a warm run, and 65
-/// to 95 µs into a fresh one.
+/// From this size on pages are moved. For 256 KiB a move takes 4 to 8 µs, a copy into a warm run 5
+/// µs, and a copy into a fresh one 65 to 95 µs.
 const MOVE_FROM: usize = 512 << 10;
-/// Up to here pages are copied.
+/// Up to this size pages are copied.
 pub(super) const COPY_UP_TO: usize = MOVE_FROM - 1;
-/// Into a warm run only from here on: its own pages go where others are moved to, and are missing later.
+/// Pages move into a warm run only from this size on. The kernel frees the warm run's own pages
+/// then, so later blocks lack them.
 const MOVE_OVER_FROM: usize = 32 << 20;
-/// What a smaller size leaves over is given back from here on.
+/// A smaller block gives its remaining pages back only from this size on.
 const TAIL_FROM: usize = 64 << 10;
 /// See [`realloc`](super::realloc).
 ///
 /// # Safety
-/// As there.
+/// The promise of [`realloc`](super::realloc).
 pub(super) unsafe fn realloc(
     at: usize,
     new_size: usize,
@@ -40,7 +41,7 @@ pub(super) unsafe fn realloc(
     }
     let new_size = new_size.max(1);
     let run = reservation.run(spot);
-    // While its state is `MOVING` a second free or realloc at the same time is found out.
+    // In the state `MOVING` a second free or realloc of the run ends the process with a message.
     free_run::claim("realloc", at, reservation, spot, run);
     let old_size = run.size();
     let room = match given_up::is_over() {
@@ -92,19 +93,21 @@ pub(super) unsafe fn realloc(
         move_back(reservation, at, to, new, moved.bytes.min(kept));
         split::stop_moving();
         run.set_state(state::IN_USE);
-        // SAFETY: the run is back at its place, and the caller uses only what this returns.
+        // SAFETY: the run is back at its place, and the caller uses only the address that this
+        // returns.
         return unsafe { realloc(at, new_size, align, zeroed) };
     }
     let moved = moved.bytes;
     if moved < kept {
-        // SAFETY: both runs are the caller's and ours for now, and lie apart.
+        // SAFETY: the caller's block and the new run are this thread's for now, and they do not
+        // overlap.
         unsafe {
             let (from, to) = ((at + moved) as *const u8, (new + moved) as *mut u8);
             std::ptr::copy_nonoverlapping(from, to, kept - moved);
         }
     }
     if zeroed && new_size > old_size {
-        // The pages that came along may hold anything past the old size.
+        // The moved pages may hold any bytes past the old size.
         let pages = (new + old_size - reservation.start(to)).div_ceil(page_size());
         let start = new + old_size;
         zero::run(reservation, to, touched.max(pages), start, new_size - old_size);
@@ -113,11 +116,12 @@ pub(super) unsafe fn realloc(
     NonNull::new(new as *mut u8)
 }
 
-/// Makes a block of `old_size` bytes larger: those beyond are zero. The pool may count more as the block's, which a
-/// [`realloc`] keeps: a block of no bytes has one, and `usable_size` shows what there is.
+/// Makes a block of `old_size` bytes larger, and the bytes beyond are zero. The pool may count more
+/// bytes as the block's, and [`realloc`] keeps their contents: a block of no bytes has one byte,
+/// and `usable_size` grants whole pages.
 ///
 /// # Safety
-/// As [`realloc`](super::realloc)'s.
+/// The promise of [`realloc`](super::realloc).
 pub(super) unsafe fn grow_zeroed(
     p: NonNull<u8>,
     old_size: usize,
@@ -126,16 +130,17 @@ pub(super) unsafe fn grow_zeroed(
 ) -> Option<NonNull<u8>> {
     let at = p.as_ptr() as usize;
     let counted = lookup::find(at).map_or(0, |(reservation, spot)| reservation.run(spot).size());
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller makes the promise of [`realloc`](super::realloc).
     let p = unsafe { realloc(at, new_size, align, true) }?;
     let more = counted.min(new_size).saturating_sub(old_size);
-    // SAFETY: the block has `new_size` bytes, and is the caller's alone.
+    // SAFETY: the block has `new_size` bytes, and the caller alone uses it.
     unsafe { p.add(old_size).write_bytes(0, more) };
     Some(p)
 }
 
-/// Takes a warm run first: growth that took fresh ones would leave all that it grew out of to nobody. Else
-/// one in which the size may double: the addresses cost nothing, and each move makes a mapping.
+/// Takes a warm run first: if growth took fresh runs, the runs that it grew out of would stay
+/// unused. Otherwise it takes a run in which the size may double: the addresses cost nothing, and
+/// each move makes a mapping.
 fn take_to_grow(
     reservation: &Reservation,
     size: usize,
@@ -177,7 +182,7 @@ fn resize_in_place(
     run.size.store(new_size as u64, Ordering::Relaxed);
 }
 
-/// Gives back what lies past `end`, if it is worth a system call and splits no huge page.
+/// Gives the pages past `end` back, if that is worth a system call and splits no huge page.
 fn give_tail_back(reservation: &Reservation, spot: Spot, end: usize) {
     let page = page_size();
     let (area, run) = (reservation.area(spot.class), reservation.run(spot));
@@ -190,15 +195,15 @@ fn give_tail_back(reservation: &Reservation, spot: Spot, end: usize) {
     if to < from + TAIL_FROM || run.is(flag::TAINTED) {
         return;
     }
-    // Refused where the program has locked the run: then the tail stays.
-    // SAFETY: the tail of a block that its owner has made smaller.
+    // The kernel refuses if the program has locked the run: the pages stay then.
+    // SAFETY: the pages lie past the end of a block that its owner has made smaller.
     if unsafe { advise::drop_pages(PageRange::new(from, to)) }.is_ok() {
         counters::add(Counter::ReturnedBytes, (to - from) as u64);
         run.set_touched((from - start) / page);
     }
 }
 
-/// What came of moving pages.
+/// The result of moving pages.
 struct Moved {
     /// How many bytes are at the new place, from the first on.
     bytes: usize,
@@ -212,11 +217,11 @@ impl Moved {
     }
 }
 
-/// Gives up the run `to`, whose mapping cannot be told any more: the bytes that were moved there come
-/// back, and nobody gets it again.
+/// Gives up the run `to`, because the pool cannot know its mappings any more. The moved bytes are
+/// copied back, and the pool hands the run out no more.
 fn move_back(reservation: &Reservation, at: usize, to: Spot, new: usize, bytes: usize) {
-    // SAFETY: what was moved lies at the new place, is in this thread's hands, and its old place is
-    // mapped, and empty.
+    // SAFETY: the moved bytes lie at the new place, and this thread alone has that run. Their old
+    // place is mapped and empty.
     unsafe { std::ptr::copy_nonoverlapping(new as *const u8, at as *mut u8, bytes) };
     let pages = bytes.next_multiple_of(page_size());
     if pages > 0 {
@@ -229,9 +234,10 @@ fn move_back(reservation: &Reservation, at: usize, to: Spot, new: usize, bytes: 
     run.set_state(state::LEFT);
 }
 
-/// Moves the pages of `[at, at + len)` to `new`, and answers how many bytes are there now: all, or less
-/// where the kernel refused. One mapping at a time: a move of several is one only since 6.17. Where the run
-/// can remember no border more, its first mappings, which are its smallest, are copied instead.
+/// Moves the pages of `[at, at + len)` to `new`. Returns how many bytes are there now: all, or
+/// fewer if the kernel refused. Each call moves one mapping, because only Linux 6.17 and later
+/// moves several at once. If the run's record has no room for another border, its first mappings,
+/// which are the smallest, are copied instead.
 fn move_pages(
     reservation: &Reservation,
     from: Spot,
@@ -258,7 +264,7 @@ fn move_pages(
         true => 0,
         false => ends[count / 2] - at,
     };
-    // SAFETY: both runs are ours for now, lie apart, and have that many bytes.
+    // SAFETY: both runs are this thread's for now, do not overlap, and have that many bytes.
     unsafe { std::ptr::copy_nonoverlapping(at as *const u8, new as *mut u8, lead.min(len)) };
     let mut moved = lead;
     for end in ends[..=count].iter().filter(|end| **end > at + lead) {
@@ -266,7 +272,8 @@ fn move_pages(
         if range.start == range.end {
             continue;
         }
-        // SAFETY: both runs are ours for now; what is replaced at the new place is nobody's.
+        // SAFETY: both runs are this thread's for now, and no owner needs the pages that are
+        // replaced at the new place.
         match unsafe { arena::move_pages(range, new + moved) } {
             Ok(()) => moved += range.len(),
             Err(NotMoved::Unchanged) => break,
@@ -283,7 +290,7 @@ fn move_pages(
     set_borders(target, news.map(|end| offset + end / page), offset + moved / page);
     target.forks.store(source.forks.load(Ordering::Relaxed), Ordering::Relaxed);
     if (at - start + moved) / page >= source.touched() {
-        // What lies before the program's part may be left from an earlier use.
+        // The pages before the program's part may hold bytes of an earlier use.
         source.set_touched((at - start + lead) / page);
     }
     counters::add(Counter::Moved, 1);
@@ -291,19 +298,19 @@ fn move_pages(
     Moved { bytes: moved.min(len), target_lost: false }
 }
 
-/// A run's borders, in pages from its start.
+/// The borders of a run, in pages from its start.
 fn borders(run: &Run) -> impl Iterator<Item = usize> + '_ {
     run.borders.iter().map(|at| at.load(Ordering::Relaxed) as usize).take_while(|at| *at != 0)
 }
 
-/// Sets the borders up to `end`, and leaves those beyond it.
+/// Sets the borders up to `end`, and keeps those beyond it.
 fn set_borders(run: &Run, news: impl Iterator<Item = usize>, end: usize) {
     let mut all = [0; 2 * BORDERS + 2];
     let later = borders(run).filter(|at| *at > end);
     for (place, border) in all.iter_mut().zip(news.chain(later)) {
         *place = border;
     }
-    // What is left out only makes a later move fail, and that copies.
+    // A border that is left out only makes a later move fail; that block is copied then.
     for (place, border) in run.borders.iter().zip(all) {
         place.store(border as u32, Ordering::Relaxed);
     }

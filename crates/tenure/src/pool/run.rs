@@ -1,48 +1,50 @@
-//! What the pool knows of each run.
+//! The pool's record of each run.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Where a run is in its life. Zero is what fresh bookkeeping reads.
+/// The states of a run. A new record reads as zero.
 pub(super) mod state {
     /// Never handed out.
     pub const FRESH: u32 = 0;
-    /// The program's.
+    /// The program has it.
     pub const IN_USE: u32 = 1;
-    /// Of the one thread that set it.
+    /// The one thread that set this state has it.
     pub const MOVING: u32 = 2;
     pub const WARM: u32 = 3;
     pub const OFFERED: u32 = 4;
     pub const RETURNED: u32 = 5;
-    /// Its addresses are not the pool's: the program or the kernel has them, until all of them are free.
+    /// Its addresses are not the pool's. The program or the kernel has them, until all of them are
+    /// free.
     pub const LEFT: u32 = 6;
-    /// In the queue of what is offered or returned.
+    /// In the queue of runs that are being offered or returned.
     pub const QUEUED: u32 = 7;
-    /// In use, and for some microseconds in the hands of a thread that ends the pool.
+    /// In use, and for some microseconds a thread that ends the pool has it.
     pub const TRIMMED: u32 = 8;
 }
 
 /// Facts about a run, set and cleared by its owner.
 pub(super) mod flag {
-    /// The program has changed its mapping's state, or unmapped part of it: an allocation, for a mapping
-    /// leaves the pool then.
+    /// The program has changed the state of its mapping, or unmapped part of it. Only an allocation
+    /// has this flag: a mapping leaves the pool then.
     pub const TAINTED: u32 = 1;
-    /// Pages came to it by mremap: they are mappings of their own until it is mapped anew.
+    /// Some of its pages came by mremap: they are separate mappings until the run is mapped anew.
     pub const MOVED: u32 = 2;
     /// Its huge part was advised.
     pub const ADVISED: u32 = 4;
     /// It was handed out as a mapping, not as an allocation.
     pub const MAPPED: u32 = 8;
-    /// It may not be accessed, for its last owner has unmapped it.
+    /// It is not accessible, because its last owner has unmapped it.
     pub const CLOSED: u32 = 16;
-    /// It was returned so that another size had room.
+    /// It was returned to make room for another size.
     pub const MADE_ROOM: u32 = 32;
 }
 
-/// Borders that a run remembers: a run that grew by moving has one for each time.
+/// How many borders a record holds: a run that grew by moving has one for each move.
 pub(super) const BORDERS: usize = 16;
 
-/// One run's bookkeeping. Zero in all fields for a run that was never used. Except for the state,
-/// fields belong to the owner of the run: its list's lock, or the thread that set `MOVING` or `IN_USE`.
+/// The record of one run. A run that was never used has zeros in all fields. The fields but `state`
+/// belong to the owner of the run: the lock of its list, or the thread that set `MOVING` or
+/// `IN_USE`.
 #[derive(Default)]
 pub(super) struct Run {
     pub state: AtomicU32,
@@ -51,16 +53,16 @@ pub(super) struct Run {
     pub prev: AtomicU32,
     /// The worker's clock when it was freed.
     pub freed_at: AtomicU32,
-    /// Forks seen when its pages were last known not to be shared.
+    /// The count of forks when its pages were last known not to be shared.
     pub forks: AtomicU32,
     pub flags: AtomicU32,
-    /// Pages from the start on that may hold something else than zeros.
+    /// Pages from the start on that may hold bytes other than zero.
     pub touched: AtomicU32,
-    /// Pages from the run's start to what the program was given.
+    /// Pages from the run's start to the program's part.
     pub offset: AtomicU32,
-    /// Bytes that were asked for; kept after the run is freed, for messages.
+    /// The bytes that the program asked for. They stay after the run is freed, for messages.
     pub size: AtomicU64,
-    /// Where in the run a mapping ends and the next begins, in pages, ascending; 0: no more.
+    /// The pages of the run at which one mapping ends and the next begins, ascending; 0: no more.
     pub borders: [AtomicU32; BORDERS],
 }
 
@@ -94,12 +96,12 @@ impl Run {
     pub fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Release);
     }
-    /// Moves from one state to another, for the one thread that succeeds.
+    /// Changes the state from `from` to `to`. Of several threads one succeeds.
     pub fn claim(&self, from: u32, to: u32) -> Result<(), u32> {
         let exchange =
             || self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
         match exchange() {
-            // It is about to be in use again, with nothing of it changed.
+            // It will be in use again soon, unchanged.
             Err(state::TRIMMED) if self.state() == from => self.claim(from, to),
             other => other.map(drop),
         }

@@ -1,4 +1,4 @@
-//! What a program may set about the pool.
+//! The settings of the pool that a program may change.
 
 use crate::runtime::setting::{Bytes, Time};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -14,13 +14,14 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Runs of 2 MiB and more, as far as whole huge pages fit into the size that was asked for or
-    /// waste at most an eighth of it. What remains, and smaller runs, have base pages: a huge page
-    /// of which a part is offered would be split.
+    /// Runs of 2 MiB and more have huge pages, as far as whole huge pages fit into the requested
+    /// size or waste at most an eighth of it. The rest, and smaller runs, have base pages: the
+    /// kernel splits a huge page of which a part is offered.
     #[default]
     Auto,
-    /// As the system's setting says (`/sys/kernel/mm/transparent_hugepage/enabled`), without any advice of the
-    /// pool's: memory that is used here and there takes no more than with another allocator.
+    /// Huge pages as the system's setting says (`/sys/kernel/mm/transparent_hugepage/enabled`),
+    /// without advice from the pool. Memory of which a program uses few pages takes no more than
+    /// with another allocator.
     System,
     /// No run.
     Never,
@@ -39,19 +40,21 @@ pub struct Settings {
     /// How long a freed run stays warm before it is offered (default 500 ms; it may take a quarter
     /// longer). Offering costs 0.17 µs a 4 KiB page.
     pub offer_after: Duration,
-    /// How long after it was freed a run is returned (default 10 s; the first look after that).
+    /// How long after it was freed a run is returned (default 10 s; the first look of the worker
+    /// after that).
     pub return_after: Duration,
-    /// How many bytes may be warm. `None` (default): a quarter of what is free under the limits that
-    /// hold for this process, at least 16 MiB or a sixteenth of the limit. Processes
-    /// that use tenure under the same limit share that equally. Beyond that the oldest warm
-    /// runs are offered at once.
+    /// How many bytes may be warm. `None` (default): a quarter of the bytes that are free under the
+    /// limits of this process, at least 16 MiB or a sixteenth of the limit. Processes that use
+    /// tenure under one limit share that equally. Beyond it the oldest warm runs are offered at
+    /// once.
     pub warm_max: Option<u64>,
     /// When runs get huge pages. Takes effect for sizes that were not used before.
     pub huge_pages: HugePages,
-    /// Whether the pages of freed runs are used again (default true). `false`: each goes back to the kernel when
-    /// its run is freed, and the next run has fresh ones. For a program that frees memory which the kernel
-    /// still reads or writes for it: `vmsplice`, `MSG_ZEROCOPY`, io_uring or AIO in flight. `munmap` is safe then,
-    /// because the kernel keeps such pages for itself. Takes effect for what is freed from then on.
+    /// Whether the pages of freed runs are used again (default true). `false`: each page goes back
+    /// to the kernel when its run is freed, and the next run has fresh ones. For a program that
+    /// frees memory which the kernel still reads or writes: `vmsplice`, `MSG_ZEROCOPY`, io_uring or
+    /// AIO in flight. `munmap` is safe then, because the kernel keeps such pages for itself. Takes
+    /// effect for runs that are freed from then on.
     pub reuse: bool,
 }
 
@@ -90,7 +93,7 @@ impl Settings {
         self
     }
 
-    /// Bounds what is warm.
+    /// Sets how many bytes may be warm.
     ///
     /// ```
     /// use tenure::pool::{configure, settings};
@@ -124,7 +127,7 @@ impl Settings {
     }
 }
 
-/// The settings in force, each readable by itself.
+/// The settings in force. Each can be read by itself.
 struct InForce {
     offer_after: Time,
     return_after: Time,
@@ -134,7 +137,7 @@ struct InForce {
     no_reuse: AtomicBool,
 }
 
-/// For the whole process: as the pool.
+/// For the whole process, as the pool is.
 static IN_FORCE: InForce = InForce {
     offer_after: Time::new(Duration::from_millis(500)),
     return_after: Time::new(Duration::from_secs(10)),
@@ -143,13 +146,13 @@ static IN_FORCE: InForce = InForce {
     no_reuse: AtomicBool::new(false),
 };
 
-/// Whether freed runs keep their pages. One load.
+/// Whether freed runs keep their pages. Costs one load.
 #[inline]
 pub(super) fn reuses() -> bool {
     !IN_FORCE.no_reuse.load(Ordering::Relaxed)
 }
 
-/// Takes effect at the worker's next scan.
+/// Sets the settings. They take effect at the worker's next scan.
 pub(super) fn set(settings: Settings) {
     IN_FORCE.offer_after.set(settings.offer_after);
     IN_FORCE.return_after.set(settings.return_after);

@@ -1,13 +1,14 @@
-//! The slots of threads: a thread has one by its number; with more threads than slots some share one.
+//! The slots of threads: the number of a thread selects its slot. With more threads than slots,
+//! some share one.
 
 use crate::os::arena;
 use crate::runtime::lock::thread_number;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// No process has more.
+/// The most slots of a process.
 pub(super) const MOST: usize = 64;
-/// A power of two, less one; 0 until first asked.
-/// For the whole process: the machine has so many processors.
+/// The number of slots less one, where that number is a power of two; 0 until the first call.
+/// For the whole process: the machine has one number of processors.
 static MASK: AtomicUsize = AtomicUsize::new(0);
 
 /// The calling thread's slot.
@@ -24,7 +25,7 @@ pub(super) fn current() -> usize {
 fn count_processors() -> usize {
     // Twice as many as processors: threads come and go, and their numbers do not spread evenly.
     let slots = (2 * arena::processors()).next_power_of_two().clamp(4, MOST);
-    // Another thread may be allowed other processors; what the first says holds.
+    // Another thread may have other processors allowed. The first thread's number stays.
     match MASK.compare_exchange(0, slots - 1, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => slots - 1,
         Err(first) => first,

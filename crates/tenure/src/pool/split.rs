@@ -1,27 +1,28 @@
-//! Runs that are several mappings to the kernel. The number of mappings is bounded (`vm.max_map_count`, 65,530
-//! by default), so the pool bounds how many such runs there are.
+//! Runs that are several mappings in the kernel. It bounds the number of mappings
+//! (`vm.max_map_count`, 65,530 by default), so the pool bounds the number of such runs.
 
 use super::run::{flag, Run};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Runs of which only a part has huge pages are two mappings each. Past this many, such runs have base pages.
+/// A run of which only a part has huge pages is two mappings. Past this many, such runs have base
+/// pages.
 const MOST_PARTED: u32 = 4096;
-/// A run whose pages were moved to it is up to [`BORDERS`](super::run::BORDERS) mappings of its own. Past this
-/// many, pages are copied.
+/// A run that got pages by mremap is up to [`BORDERS`](super::run::BORDERS) mappings. Past this
+/// many such runs, pages are copied.
 const MOST_MOVED: u32 = 2048;
 
-/// How many such runs there are.
+/// The number of such runs.
 struct Split {
     /// Runs with huge pages in a part of them.
     parted: AtomicU32,
-    /// Runs that pages were moved to.
+    /// Runs that got pages by mremap.
     moved: AtomicU32,
 }
 
 /// For the whole process: the kernel bounds the mappings of a process.
 static SPLIT: Split = Split { parted: AtomicU32::new(0), moved: AtomicU32::new(0) };
 
-/// One more run is of two mappings because of advice. `false`: there are too many.
+/// Counts one more run that is two mappings because of advice. `false`: there are too many.
 pub(super) fn count_parted() -> bool {
     let there_is_room = SPLIT.parted.fetch_add(1, Ordering::Relaxed) < MOST_PARTED;
     if !there_is_room {
@@ -35,7 +36,7 @@ pub(super) fn may_move() -> bool {
     SPLIT.moved.load(Ordering::Relaxed) < MOST_MOVED
 }
 
-/// Pages were moved to the run.
+/// Records that pages were moved to the run.
 pub(super) fn note_moved(run: &Run) {
     if !run.is(flag::MOVED) {
         run.set(flag::MOVED);
@@ -43,12 +44,12 @@ pub(super) fn note_moved(run: &Run) {
     }
 }
 
-/// From now on pages are copied.
+/// Makes all reallocations copy from now on.
 pub(super) fn stop_moving() {
     SPLIT.moved.fetch_max(MOST_MOVED, Ordering::Relaxed);
 }
 
-/// The run's mapping is fresh, or not the pool's any more.
+/// Records that the run's mapping is fresh, or not the pool's any more.
 pub(super) fn forget_state(run: &Run) {
     if run.is(flag::ADVISED) {
         SPLIT.parted.fetch_sub(1, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! The pool in numbers.
+//! The pool's statistics.
 
 use super::counters::{self, Counter};
 use super::{central_list, queue, reservation, thread_cache};
 
-/// What the pool holds now, by state, and what happened so far.
+/// The runs and bytes of the pool by state, and counts of events so far.
 ///
 /// ```
 /// let stats = tenure::pool::stats();
@@ -15,24 +15,24 @@ use super::{central_list, queue, reservation, thread_cache};
 pub struct PoolStats {
     /// Runs that the program has.
     pub in_use: u64,
-    /// The bytes it asked for with them.
+    /// The bytes that the program asked for with them.
     pub in_use_bytes: u64,
-    /// Runs that are free and of which the kernel was told nothing.
+    /// Free runs that the kernel may not take.
     pub warm: u64,
-    /// Their bytes that former users may have written.
+    /// The bytes of these runs that former users may have written.
     pub warm_bytes: u64,
-    /// Free runs that are the kernel's to take (`MADV_FREE`).
+    /// Free runs whose pages the kernel may take (`MADV_FREE`).
     pub offered: u64,
-    /// Their bytes that former users may have written; some may be gone.
+    /// The bytes of these runs that former users may have written. The kernel may have taken some.
     pub offered_bytes: u64,
     /// Free runs without memory.
     pub returned: u64,
-    /// Their bytes of address space.
+    /// The bytes of their addresses.
     pub returned_bytes: u64,
     /// Bytes of addresses reserved for the pool.
     pub reserved_bytes: u64,
-    /// Allocations since the start, as all that follow (in a forked child: since its oldest ancestor's
-    /// start).
+    /// Allocations since the start. This field and all that follow count from the start (in a
+    /// forked child: from the start of its oldest ancestor).
     pub allocs: u64,
     /// Runs given back.
     pub frees: u64,
@@ -40,8 +40,8 @@ pub struct PoolStats {
     pub warm_reuses: u64,
     /// Allocations served from an offered run.
     pub offered_reuses: u64,
-    /// Bytes of those runs that former users had written: page faults that were avoided, except for
-    /// what the kernel had taken of offered ones.
+    /// Bytes of those runs that former users had written. They are page faults that were avoided,
+    /// except for pages of offered runs that the kernel had taken.
     pub reused_bytes: u64,
     /// Bytes that were zeroed for allocations that wanted zeros.
     pub zeroed_bytes: u64,
@@ -49,15 +49,16 @@ pub struct PoolStats {
     pub offered_total_bytes: u64,
     /// Bytes returned.
     pub returned_total_bytes: u64,
-    /// Reallocations that stayed where they were.
+    /// Reallocations that stayed in place.
     pub realloc_in_place: u64,
     /// Reallocations that moved page tables instead of copying.
     pub realloc_moved: u64,
-    /// Their bytes.
+    /// The bytes of these reallocations.
     pub realloc_moved_bytes: u64,
-    /// Runs mapped anew because the program had changed their mapping's state or unmapped part of it.
+    /// Runs mapped anew because the program had changed their mapping's state or unmapped part of
+    /// it.
     pub remapped: u64,
-    /// Requests that could not be served.
+    /// Requests that the pool refused.
     pub refused: u64,
 }
 
@@ -76,14 +77,15 @@ pub fn stats() -> PoolStats {
     };
     let (in_slots, in_slots_bytes) = thread_cache::held();
     let (queued, queued_bytes) = queue::queued();
-    // What is freed before what is allocated: in the other order a pair in between would leave less than
-    // nothing. Growth counts by wrapping, so the difference may still be below it for a moment.
+    // The frees are read before the allocations: in the other order an allocation and its free in
+    // between would make the difference negative. Growth counts by wrapping, so the difference may
+    // still be negative for a moment.
     let (frees, freed_bytes) = (get(Frees), get(FreedBytes));
     let more = |all: u64, less: u64| (all.wrapping_sub(less) as i64).max(0) as u64;
     let mut stats = PoolStats {
         in_use: more(get(Allocs), frees),
         in_use_bytes: more(get(AllocatedBytes), freed_bytes),
-        // What is on its way to the kernel counts as warm until it is there.
+        // Runs in the queue count as warm until they are offered or returned.
         warm: in_slots + queued,
         warm_bytes: in_slots_bytes + queued_bytes,
         reserved_bytes: reservation.reserved_bytes(),

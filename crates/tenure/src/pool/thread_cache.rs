@@ -1,8 +1,8 @@
-//! What threads keep at hand: warm runs of up to 2 MiB, a few MiB for each slot of threads.
+//! The threads' caches: warm runs of up to 2 MiB, a few MiB for each slot of threads.
 //!
-//! A thread has a slot by its number; with more threads than slots some share one. Larger runs go
-//! straight to the central list: touching them takes so long that a shared lock costs nothing, and no
-//! processor's cache holds them.
+//! The number of a thread selects its slot. With more threads than slots, some share one. Larger
+//! runs go straight to the central list. Touching such a run takes so long that a shared lock costs
+//! nothing in comparison, and no processor's cache holds it.
 
 use super::list::List;
 use super::reservation::{Reservation, Spot};
@@ -13,21 +13,21 @@ use crate::runtime::published::Part;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The classes kept here: up to 2 MiB.
+/// The classes that a cache holds: up to 2 MiB.
 pub(super) const CLASSES: usize = class::of_power(2 << 20) + 1;
 /// A bit for each class.
 type Classes = u64;
 const _: () = assert!(CLASSES <= Classes::BITS as usize);
 
-/// Classes above the wanted one that are looked at: runs up to twice as large. Their pages are warm
-/// already, and a loop over random sizes thus stays in the processor's cache.
+/// A request also looks at so many larger classes: at runs up to twice as large. Their pages are
+/// warm already, so a loop over random sizes stays in the processor's cache.
 const REACH: usize = 8;
 
 pub(super) struct Cache {
     lists: [List; CLASSES],
     filled: Classes,
     bytes: u64,
-    /// The class of the run that came last.
+    /// The class of the run that was freed last.
     last: usize,
 }
 
@@ -35,14 +35,14 @@ pub(super) struct Cache {
 #[repr(align(128))]
 struct Slot(Lock<Cache>);
 
-/// What all threads keep.
+/// The caches of all threads.
 struct Kept {
     slots: [Slot; slot::MOST],
-    /// What a slot may hold.
+    /// How many bytes a slot may hold.
     most_bytes: AtomicU64,
 }
 
-/// For the whole process: malloc and free are told no pool.
+/// For the whole process: the signatures of malloc and free name no pool.
 static KEPT: Kept = Kept {
     slots: [const {
         Slot(Lock::new(
@@ -50,11 +50,11 @@ static KEPT: Kept = Kept {
             Cache { lists: [List::new(); CLASSES], filled: 0, bytes: 0, last: 0 },
         ))
     }; slot::MOST],
-    // Little, until the worker has looked how much is free.
+    // Little, until the worker has found how much memory is free.
     most_bytes: AtomicU64::new(1 << 20),
 };
 
-/// For the whole process: for readers in other processes, how many bytes each slot holds.
+/// For the whole process: other processes read here how many bytes each slot holds.
 pub(super) static PUBLISHED: Part = Part::words(
     (&raw const KEPT.slots).cast::<u8>().wrapping_add(BYTES),
     "pool.warm_bytes",
@@ -62,16 +62,17 @@ pub(super) static PUBLISHED: Part = Part::words(
     slot::MOST,
     size_of::<Slot>(),
 );
-/// Where that number lies in a slot.
+/// The offset of that number in a slot.
 const BYTES: usize = offset_of!(Slot, 0) + Lock::<Cache>::VALUE + offset_of!(Cache, bytes);
 
-/// Sees that all slots together hold at most `bytes`.
+/// Bounds the bytes of all slots together.
 pub(super) fn bound(bytes: u64) {
     let each = bytes / slot::used().len() as u64;
     KEPT.most_bytes.store(each.min(4 << 20), Ordering::Relaxed);
 }
 
-/// A warm run of the class, or of one a little larger, that `fits`. Answers it with its state.
+/// Takes a warm run of the class, or of one a little larger, if it `fits`. Returns it with its
+/// state.
 pub(super) fn take(
     reservation: &Reservation,
     class: usize,
@@ -83,7 +84,7 @@ pub(super) fn take(
     KEPT.slots[slot::current()].0.with(|cache| cache.take(reservation, class, fits))?
 }
 
-/// Keeps a run that was just freed; answers one that has to go elsewhere.
+/// Puts a run that was just freed into the cache. Returns it if the cache does not take it.
 pub(super) fn put(reservation: &Reservation, spot: Spot) -> Option<Spot> {
     if spot.class >= CLASSES {
         return Some(spot);
@@ -95,7 +96,8 @@ pub(super) fn put(reservation: &Reservation, spot: Spot) -> Option<Spot> {
         .unwrap_or(Some(spot))
 }
 
-/// A run of the calling thread's slot that has to go elsewhere too, after [`put`] answered one.
+/// Takes a run out of the calling thread's slot if the slot holds too much. The caller calls it
+/// when [`put`] has returned a run.
 pub(super) fn overflow(reservation: &Reservation) -> Option<Spot> {
     let most = KEPT.most_bytes.load(Ordering::Relaxed);
     let over = |cache: &mut Cache| match cache.bytes > most {
@@ -105,8 +107,8 @@ pub(super) fn overflow(reservation: &Reservation) -> Option<Spot> {
     KEPT.slots[slot::current()].0.with(over)?
 }
 
-/// Takes runs that are `old` out of a slot, oldest first, for `each`, which has room for `room` of them. They are
-/// `QUEUED` then.
+/// Takes runs that are `old` out of a slot, oldest first, and passes them to `each`, which has room
+/// for `room` of them. Their state is then `QUEUED`.
 pub(super) fn take_old(
     reservation: &Reservation,
     slot: usize,
@@ -142,7 +144,7 @@ pub(super) fn take_old(
     });
 }
 
-/// Runs and bytes in all slots. A slot that does not become free soon counts as one run.
+/// The runs and bytes in all slots. A slot whose lock stays held for long counts as one run.
 pub(super) fn held() -> (u64, u64) {
     let of = |cache: &mut Cache| {
         (cache.lists.iter().map(|list| u64::from(list.count)).sum::<u64>(), cache.bytes)
@@ -152,12 +154,12 @@ pub(super) fn held() -> (u64, u64) {
         .fold((0, 0), |all, slot| (all.0 + slot.0, all.1 + slot.1))
 }
 
-/// Whether the calling thread has one of the locks, further up.
+/// Whether the calling thread holds one of the locks already.
 pub(super) fn is_mine() -> bool {
     KEPT.slots.iter().any(|slot| slot.0.is_mine())
 }
 
-/// The slot's lock, for a fork.
+/// The lock of the slot: a fork takes it.
 pub(super) fn lock(slot: usize) -> &'static Lock<Cache> {
     &KEPT.slots[slot].0
 }
@@ -170,8 +172,9 @@ impl Cache {
         fits: impl Fn(Spot) -> bool,
     ) -> Option<Spot> {
         let mut near = self.filled >> class & ((1 << (REACH + 1)) - 1);
-        // The run that was freed last, if it is among them: the processor's cache still holds it. A loop
-        // over random sizes that took the smallest that fits would go round all runs there are.
+        // The run that was freed last, if its class is among them, because the processor's cache
+        // still holds it. A loop over random sizes that took the smallest run that fits would use
+        // all runs in turn.
         let last = self.last.wrapping_sub(class) as u32;
         while near != 0 {
             let step = match last < Classes::BITS && near >> last & 1 == 1 {
@@ -188,14 +191,15 @@ impl Cache {
                 if self.out(reservation, spot, state::MOVING) {
                     return Some(spot);
                 }
-                // It has left the pool: this class is looked at again.
+                // The run has left the pool, so this class is tried again.
                 near |= (self.filled >> class & 1) << step;
             }
         }
         None
     }
 
-    /// Bookkeeping after a run was taken out of its list. `false`: it has left the pool meanwhile.
+    /// Updates the records after a run was taken out of its list. `false`: the run has left the
+    /// pool meanwhile.
     fn out(&mut self, reservation: &Reservation, spot: Spot, to: u32) -> bool {
         if self.lists[spot.class].is_empty() {
             self.filled &= !(1 << spot.class);
@@ -227,7 +231,8 @@ impl Cache {
         self.give_up_one(reservation)
     }
 
-    /// Of the classes that are not in use just now the largest: few runs make much room.
+    /// Takes a run of the largest class that is not the last one used: few large runs make much
+    /// room.
     fn give_up_one(&mut self, reservation: &Reservation) -> Option<Spot> {
         loop {
             let others = self.filled & !(1 << self.last);

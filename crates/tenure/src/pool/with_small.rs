@@ -1,4 +1,4 @@
-//! The pool as a global allocator, beside another one for small blocks.
+//! The pool as a global allocator, with another allocator for small blocks.
 
 #![allow(unsafe_code, reason = "is an allocator")]
 
@@ -6,8 +6,9 @@ use super::{owns, MIN_RUN_BYTES};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
 
-/// An allocator that takes blocks of [`MIN_RUN_BYTES`] and more from the pool, and smaller ones from `A`. What the pool
-/// cannot serve comes from `A`, too. [`Pool::with_small`](super::Pool::with_small) makes it.
+/// An allocator that takes blocks of [`MIN_RUN_BYTES`] and more from the pool, and smaller ones
+/// from `A`. A block that the pool refuses comes from `A`, too.
+/// [`Pool::with_small`](super::Pool::with_small) makes it.
 ///
 /// ```
 /// use std::alloc::System; // stands for another allocator, such as mimalloc's
@@ -28,8 +29,9 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// # As an `Allocator`
-/// With the feature `allocator-api2`, this type is an `Allocator` of that crate where `A` is one, for one collection of a
-/// program. A block of such a collection starts the worker; those of a global allocator do not.
+/// With the feature `allocator-api2`, this type implements `Allocator` of that crate if `A` does: a
+/// program can use it for one collection. A block of such a collection starts the worker. A block
+/// of a global allocator does not.
 ///
 #[cfg_attr(feature = "allocator-api2", doc = "```")]
 #[cfg_attr(not(feature = "allocator-api2"), doc = "```ignore")]
@@ -43,19 +45,21 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// # Cost
-/// A comparison beside that of [`alloc`](super::alloc), [`free`](super::free) and [`realloc`](super::realloc), or of `A`.
-/// A block that grows over the bound or shrinks below it is copied.
+/// One comparison more than [`alloc`](super::alloc), [`free`](super::free) and
+/// [`realloc`](super::realloc), or than `A`. A block that grows over the bound or shrinks below it
+/// is copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WithSmall<A>(pub(super) A);
 
-/// A run for a layout that the pool serves.
+/// Allocates a run for a layout that the pool serves.
 pub(super) fn run(layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let is_large = layout.size() >= MIN_RUN_BYTES;
     is_large.then(|| super::alloc(layout.size(), layout.align(), zeroed)).flatten()
 }
 
-// SAFETY: blocks are the pool's or `A`'s, never both: `owns` tells which, and each is given back to where it came
-// from. Neither unwinds. Contents are kept: a block that changes its owner is copied before it is given back.
+// SAFETY: a block belongs to the pool or to `A`, and `owns` tells which, so each block goes back to
+// its own allocator. Neither allocator unwinds. A block that changes its allocator is copied before
+// the old one is given back, so its contents stay.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for WithSmall<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match run(layout, false) {
@@ -85,23 +89,26 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for WithSmall<A> {
     unsafe fn realloc(&self, p: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let pooled = NonNull::new(p).filter(|p| owns(p.as_ptr()));
         if let (Some(p), true) = (pooled, new_size >= MIN_RUN_BYTES) {
-            // SAFETY: the block is the pool's; the caller then uses only the new one.
+            // SAFETY: the block is the pool's, and the caller uses only the returned one.
             if let Some(p) = unsafe { super::realloc(p, new_size, layout.align(), false) } {
                 return p.as_ptr();
             }
         }
-        // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
+        // SAFETY: the caller promises that the size, rounded up to the alignment, does not
+        // overflow.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
         let to = match (run(new, false), pooled) {
             (Some(to), _) => to.as_ptr(),
-            // SAFETY: the block is not the pool's, so `A`'s, with this layout; the caller promises the rest.
+            // SAFETY: the block is not the pool's, so it is `A`'s, with this layout. The caller
+            // promises that the new size is not zero and does not overflow.
             (None, None) => return unsafe { self.0.realloc(p, layout, new_size) },
             // SAFETY: the caller of `realloc` passes a new size that is not zero.
             (None, Some(_)) => unsafe { self.0.alloc(new) },
         };
         if !to.is_null() {
-            // SAFETY: both are valid for the smaller size, and apart: the new block was just made. The old one is
-            // given back to where it came from, and used no more.
+            // SAFETY: both blocks hold at least the smaller size, and they do not overlap: the new
+            // one was just made. The old one goes back to its own allocator, and nothing uses it
+            // after that.
             unsafe {
                 std::ptr::copy_nonoverlapping(p, to, layout.size().min(new_size));
                 self.dealloc(p, layout);

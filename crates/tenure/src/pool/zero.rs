@@ -1,4 +1,5 @@
-//! Zeroing a run that has pages: only those that are there, so that the resident set does not grow.
+//! Zeroes a run that has pages. It writes only to resident pages, so that the resident set does not
+//! grow.
 
 #![allow(unsafe_code, reason = "clears pages of a free run")]
 
@@ -10,22 +11,23 @@ use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{advise, errno, page_size, thp, HUGE_PAGE};
 use crate::range::PageRange;
 
-/// Up to here all is written: asking the kernel which pages are there takes 1.5 µs, zeroing 128 KiB
-/// 2 µs.
+/// Up to this size all pages are written. Finding the resident pages takes 1.5 µs, and zeroing 128
+/// KiB takes 2 µs.
 const ASK_FROM: usize = 128 << 10;
 
-/// Zeroes `[at, at + size)` of a run that was just taken; its first `touched` pages may hold
-/// something.
+/// Zeroes `[at, at + size)` of a run that was just taken. Only its first `touched` pages may hold
+/// other bytes than zero.
 ///
-/// The kernel may take offered pages meanwhile. A page that is gone reads as zeros from then on, and
-/// one that was found and goes before it is written is zeros as well; a page found missing cannot come
-/// back: `MADV_FREE` dropped what was in swap, and what is lazily free is never put there.
+/// The kernel may take offered pages meanwhile. A page that is gone reads as zeros from then on. A
+/// page that was found and goes before it is written reads as zeros as well. A page that was found
+/// missing cannot come back: `MADV_FREE` dropped its copy in swap, and the kernel does not put
+/// lazily freed pages there.
 pub(super) fn run(reservation: &Reservation, spot: Spot, touched: usize, at: usize, size: usize) {
     let end = (at + size).min(reservation.start(spot) + touched * page_size());
     if end <= at {
         return;
     }
-    // After a reallocation the start is inside a page that is in use, so it is there.
+    // After a reallocation the start lies inside a page that is in use, so that page is resident.
     let first = at.next_multiple_of(page_size()).min(end);
     if end - at < ASK_FROM || first == end {
         write(at, end);
@@ -33,8 +35,8 @@ pub(super) fn run(reservation: &Reservation, spot: Spot, touched: usize, at: usi
     }
     write(at, first);
     let whole = PageRange::new(first, end.next_multiple_of(page_size()));
-    // Not only what is in memory: a page in swap has contents, and one that is being migrated looks as
-    // if it were there.
+    // Pages in swap count, too, because they have contents. A page that the kernel migrates looks
+    // like one in swap.
     let mut written = first;
     let asked = errno::kept(|| {
         let pagemap = Pagemap::open()?;
@@ -49,11 +51,12 @@ pub(super) fn run(reservation: &Reservation, spot: Spot, touched: usize, at: usi
     }
 }
 
-/// Drops what the former user's huge pages were split into, where the next one is to have huge pages again: else
-/// the run would have base pages for as long as it is used. A huge page takes the kernel as long to zero as its base
-/// pages take here.
+/// Drops the small pages that the former user's huge pages were split into, if the run is to have
+/// huge pages. Otherwise the run would have base pages for as long as it is used. The kernel takes
+/// as long to zero a huge page as this thread takes for its base pages.
 ///
-/// So with smaller folios where they were advised: a run that has lost pages since has lost the folios, and would
+/// The function does so, too, for smaller folios if the run was advised: a run that has lost pages
+/// has lost its folios, and would get single pages in their place.
 /// get single pages in their place.
 fn drop_split(reservation: &Reservation, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
     let advised = reservation.run(spot).is(flag::ADVISED);
@@ -100,14 +103,14 @@ fn drop_split(reservation: &Reservation, spot: Spot, pagemap: &Pagemap, start: u
     }
 }
 
-/// Refused where they are locked.
+/// Drops pages. The kernel refuses if they are locked.
 fn drop_pages(range: PageRange) {
-    // SAFETY: inside a run that this thread has just taken, and whose contents nobody wants.
+    // SAFETY: inside a run that this thread has just taken, and no owner needs its contents.
     let _ = unsafe { advise::drop_pages(range) };
 }
 
 fn write(from: usize, to: usize) {
     counters::add(Counter::ZeroedBytes, (to - from) as u64);
-    // SAFETY: inside a run that this thread has just taken and nobody else uses.
+    // SAFETY: inside a run that this thread has just taken, so no other thread uses it.
     unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
 }

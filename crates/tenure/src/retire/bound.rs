@@ -1,8 +1,9 @@
-//! How much may wait to be given back.
+//! How much memory may wait to be given back.
 //!
-//! A program that unmaps memory may take as much anew at once, and expects to get it: with plain munmap(2) it
-//! would. A memory cgroup at its limit does not wait for a teardown that lags, it kills. So what waits
-//! is kept below what is free, by the caller if need be.
+//! A program that unmaps memory may map and touch as much again at once. With plain munmap(2) it
+//! would get it. A memory cgroup at its limit does not wait for a teardown that lags: it kills. So
+//! the waiting memory is kept below the free memory. If need be, the caller tears down a part
+//! itself.
 
 #![allow(unsafe_code, reason = "takes over what is known in a forked child")]
 
@@ -14,12 +15,13 @@ use crate::runtime::worker;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A process may be moved to another group.
+/// How long the group is remembered: a process may be moved to another group.
 const GROUP_FRESH: Duration = Duration::from_secs(5);
-/// A reading takes 20 to 50 µs; in a millisecond a thread touches a few MiB.
+/// How long a reading is used. It takes 20 to 50 µs, and in a millisecond a thread touches a few
+/// MiB.
 const ROOM_FRESH: Duration = Duration::from_millis(1);
-/// What waits and is small against the room of a while ago needs no fresh reading: a sixteenth of it is
-/// torn down before anything else can have taken the rest.
+/// If the waiting memory is at most a sixteenth of an older reading of the room, no fresh reading
+/// is needed. It is torn down before any process can have taken the rest.
 const SMALL_SHARE: u64 = 16;
 const SMALL_FRESH: Duration = Duration::from_secs(10);
 
@@ -33,8 +35,8 @@ struct Known {
 static KNOWN: Lock<Known> =
     Lock::new(Rank::RetireBudget, Known { files: Files::none(), files_at: None, room: None });
 
-/// Finds this process's memory cgroup and what is left, if that has not been done lately. It allocates,
-/// and takes up to a millisecond.
+/// Finds this process's memory cgroup and its free memory, if the last look is too old. It
+/// allocates, and takes up to a millisecond.
 pub(super) fn look_around() {
     let now = Instant::now();
     let stale = KNOWN.lock_signals_blocked().files_at.is_none_or(|at| now - at >= GROUP_FRESH);
@@ -49,28 +51,28 @@ pub(super) fn look_around() {
     }
 }
 
-/// Before a fork.
+/// Called before a fork.
 pub(super) fn hold() {
     KNOWN.hold();
 }
 
-/// After it.
+/// Called after the fork.
 pub(super) fn release() {
     KNOWN.release();
 }
 
-/// In a child whose handlers did not run.
+/// Called in a child whose fork handlers did not run.
 pub(super) fn recover() {
     if KNOWN.reset_in_child() {
-        // SAFETY: this child has one thread, which has no guard of it. The old value may be half changed,
-        // and is not dropped.
+        // SAFETY: this child has one thread, which has no guard of the lock. The old value may be
+        // half changed, so it is not dropped.
         let known = unsafe { KNOWN.held_value() };
         let none = Known { files: Files::none(), files_at: None, room: None };
         std::mem::forget(std::mem::replace(known, none));
     }
 }
 
-/// Whether so many bytes may wait without a closer look.
+/// Whether so many bytes may wait without a fresh reading.
 fn is_small(waits: u64) -> bool {
     let Some(known) = KNOWN.lock_signals_blocked_unless_forking() else { return false };
     let Some((room, at)) = known.room else { return false };
@@ -78,7 +80,7 @@ fn is_small(waits: u64) -> bool {
     at.elapsed() < SMALL_FRESH && waits <= (free / SMALL_SHARE).min(settings::pending_max())
 }
 
-/// `None`: a fork is under way, for which the thread must not wait.
+/// `None`: a fork is under way for which this thread must not wait.
 fn room() -> Option<RoomNow> {
     let mut known = KNOWN.lock_signals_blocked_unless_forking()?;
     let now = Instant::now();
@@ -92,20 +94,21 @@ fn room() -> Option<RoomNow> {
     })
 }
 
-/// Resident bytes that may wait.
+/// The number of resident bytes that may wait.
 ///
-/// Let a program touch memory R times as fast as one thread tears it down. It runs into the limit before
-/// the teardown is through if more than free / (R - 1) waits. Zeroing a page takes two to five times as
-/// long as freeing one, so R is below 1 for one thread, and 2 takes several that do nothing else: under a
-/// cgroup's limit, as much may wait as is free. The whole machine has reserves and reclaims before it
-/// kills: four times as much as is free.
+/// Let a program touch memory R times as fast as one thread tears it down. It reaches the limit
+/// before the teardown is done if more than free / (R - 1) waits. Zeroing a page takes two to five
+/// times as long as freeing one. So R is below 1 for one thread, and R = 2 takes several threads
+/// that do nothing else. So under a cgroup's limit as much may wait as is free. The whole machine
+/// has reserves, and it reclaims before it kills, so four times as much as is free may wait.
 fn allowance() -> Option<u64> {
     let room = room()?;
     let most = room.group.free.min(room.machine.free.saturating_mul(4));
     Some(most.min(settings::pending_max()))
 }
 
-/// Resident bytes among what waits, at most: no more than the process has. `None`: as above.
+/// The most resident bytes that may be waiting: no more than the process has. `None`: a fork is
+/// under way for which this thread must not wait.
 fn waiting() -> Option<u64> {
     let bytes = queue::lock_unless_forking()?.bytes();
     Some(match bytes {
@@ -114,9 +117,10 @@ fn waiting() -> Option<u64> {
     })
 }
 
-/// Tears down until what waits is within its bound; all of it where no worker runs to do so.
+/// Tears down until the waiting memory is within its bound. Tears down all of it if no worker runs
+/// to do so.
 pub(super) fn hold_back() {
-    // During a fork for which the thread must not wait, the bound is the next caller's to keep.
+    // During a fork for which this thread must not wait, the next caller restores the bound.
     let _ = within_bound();
 }
 
@@ -133,7 +137,7 @@ fn within_bound() -> Option<()> {
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
-            // Others are at it: what they have in hand is a few chunks, and goes soon.
+            // Other threads tear down the last chunks, so these go soon.
             teardown::Chunk::None if worker::is_coming() => return Some(()),
             teardown::Chunk::None => {
                 if queue::lock_unless_forking()?.is_empty() {
@@ -141,21 +145,20 @@ fn within_bound() -> Option<()> {
                 }
                 std::thread::sleep(Duration::from_micros(100));
             }
-            // The keeper tries again.
+            // The worker tries again.
             teardown::Chunk::Failed => return Some(()),
         }
     }
 }
 
-/// For the whole process: the machine's setting. Milliseconds since the start, shifted by one; the answer in the lowest bit.
-/// 0: not read yet.
+/// For the whole process: the machine's setting. The time of the reading (milliseconds since the
+/// start) shifted by one, and the result in the lowest bit. 0: not read yet.
 static STRICT: AtomicU64 = AtomicU64::new(0);
 /// How often the machine's setting is read: milliseconds.
 const STRICT_FRESH_MS: u64 = 30_000;
 
 /// Whether the machine counts address space against a fixed limit, as of half a minute ago.
 pub(super) fn commit_is_limited() -> bool {
-    // Milliseconds since the start, shifted by one; the answer in the lowest bit.
     let now = now_ms();
     let known = STRICT.load(Ordering::Relaxed);
     if known != 0 && now.saturating_sub(known >> 1) < STRICT_FRESH_MS {

@@ -1,20 +1,21 @@
-//! What tenure itself knows of a range that goes.
+//! Forgets tenure's own records of a range that is about to go.
 
 use crate::lock;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::runtime::services;
 
-/// Whether anything is marked volatile. One load.
+/// Whether any range is marked volatile. Costs one load.
 pub(super) fn any_marks() -> bool {
     crate::tracking::raw::any()
 }
 
-/// Forgets marks and locks: what is mapped there next is another mapping. Where nothing was marked or
-/// locked through tenure, two loads, two system calls and no allocation. `true`: tenure itself watches part
-/// of it.
+/// Forgets marks and locks, because the next mapping at these addresses is another one. If nothing
+/// was marked or locked through tenure, this takes two loads and two system calls, and allocates
+/// nothing. `true`: tenure's own userfaultfd watches part of the range.
 ///
-/// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it interrupted.
+/// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it
+/// interrupted.
 pub(super) fn forget(range: PageRange) -> bool {
     let _blocked = Blocked::all();
     lock::forget_unmapped(range);

@@ -1,4 +1,4 @@
-//! What a mapping is made of: whether it may stay for a while, out of sight, after its munmap has returned.
+//! The kind of a mapping: whether its memory may stay, hidden, after its munmap has returned.
 
 use super::settings;
 use crate::os::mapping_list::Listed;
@@ -9,11 +9,11 @@ use crate::range::PageRange;
 /// Moving costs 10 µs, as much as unmapping 60 to 200 base pages.
 const LEAST_MOVED: usize = 4 << 20;
 
-/// What is known of the range.
+/// What the caller knows of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     Nothing,
-    /// A mapping of tenure's own: no other process has a memfd that is in it.
+    /// A mapping that tenure made: if it is of a memfd, no other process has that memfd.
     Own,
 }
 
@@ -21,9 +21,9 @@ pub(super) enum Known {
 enum Kind {
     /// Private memory, or shared memory that only this process and its children have.
     Anonymous,
-    /// A file, whose owner may notice that it is still mapped.
+    /// A file. Its owner may notice that it is still mapped.
     File,
-    /// The program or another process notices that it is still there.
+    /// The program or another process would notice that the mapping still exists.
     Special,
 }
 
@@ -34,7 +34,7 @@ impl Kind {
     fn of(found: &Listed, known: Known) -> Kind {
         let (name, shared) = (found.name(), found.mapping.shared);
         let begins = |with: &[u8]| name.starts_with(with);
-        // The stack, the heap, the kernel's own pages; not what a program has named.
+        // The stack, the heap and the kernel's own pages, but no mapping that a program has named.
         if begins(b"[") && !begins(b"[anon:") && !begins(b"[anon_shmem:") {
             return Kind::Special;
         }
@@ -50,15 +50,15 @@ impl Kind {
     }
 }
 
-/// Whether nobody notices that a piece of the mapping stays for a while.
+/// Whether a piece of the mapping may stay for a while without effects that a process can notice.
 pub(super) fn is_movable(found: &Listed, piece: PageRange, known: Known) -> bool {
     let kind_is = match Kind::of(found, known) {
         Kind::Anonymous => true,
-        // The pool of hugetlbfs is fixed: the program's next mapping may need these pages.
+        // hugetlbfs has a fixed number of pages, and the program's next mapping may need these.
         Kind::File => settings::files_later() && found.page_size == page_size(),
         Kind::Special => false,
     };
-    // A lock is charged until its pages are gone (`VmLck`), and a limit may come to hold meanwhile. To read smaps for it
-    // would take longer than to unmap.
+    // A lock is charged until its pages are gone (`VmLck`), and a limit may be set meanwhile.
+    // Reading smaps for it would take longer than unmapping.
     kind_is && piece.len() >= LEAST_MOVED && mlock::asked(piece) == Ok(mlock::Seen::Unlocked)
 }

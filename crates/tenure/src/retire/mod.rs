@@ -1,14 +1,15 @@
 //! Retire: unmaps without stalls. The addresses are free at once, and the memory follows.
 //!
-//! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small ones, and
-//! with little gain for huge pages, which munmap(2) unmaps quickly.
+//! **For** large mappings (32 MiB and more) in a program with several threads. **Not for** small
+//! ones, and with little gain for huge pages, which munmap(2) unmaps quickly.
 //!
-//! munmap(2) of a large mapping takes 50 to 180 ns for each page. Every other thread that maps, unmaps or is
-//! created waits for all of it: the kernel holds the address space's lock shared meanwhile, and those threads
-//! want it exclusively. [`munmap`] of this module moves the mapping's page tables to a place that the program
-//! does not know. That takes some 10 µs, and 0.2 ms for each GiB at most. The worker gives the pages back from
-//! there. When the call returns, the addresses are free: a touch raises SIGSEGV, and a new mapping may take
-//! them. A racing thread never sees a zero page where data was.
+//! munmap(2) of a large mapping takes 50 to 180 ns for each page. Every other thread that maps,
+//! unmaps or is created waits for all of it: the kernel holds the address space's lock shared
+//! meanwhile, and those threads want it exclusively. [`munmap`] of this module moves the mapping's
+//! page tables to a place that the program does not know. That takes some 10 µs, and 0.2 ms for
+//! each GiB at most. The worker gives the pages back from there. When the call returns, the
+//! addresses are free: a touch raises SIGSEGV, and a new mapping may take them. A racing thread
+//! never sees a zero page where data was.
 //!
 //! Dropping a [`Mapping`] of [`Settings::min_bytes`] or more does the same.
 //!
@@ -21,7 +22,7 @@
 //! # let _ = way; Ok(()) }
 //! ```
 //!
-//! # Which kind of mapping goes by which way
+//! # How each kind of mapping is unmapped
 //!
 //! | mapping | way | why |
 //! | --- | --- | --- |
@@ -33,52 +34,57 @@
 //! | files, memfds, POSIX shared memory | in slices ([`Files::AtOnce`]) or moved ([`Files::Later`]) | until it is torn down a mapping keeps its file busy: umount and sealing fail, leases wait |
 //! | System V shared memory, devices, `/proc`, `/sys` | in slices | the number of attachments, and the device, can be watched |
 //! | huge pages of hugetlbfs | in slices | the pool is fixed: the program's next mapping may need just these pages |
-//! | registered with a userfaultfd that is not tenure's | in slices | its owner is to hear of munmap(2), not of a move |
+//! | registered with a userfaultfd that is not tenure's | in slices | its owner must get the event of a munmap(2), not of a move |
 //! | the stack, the heap, the kernel's own mappings | in slices | |
 //! | pieces below 4 MiB, and ranges below [`Settings::min_bytes`] | in slices; plain | moving costs 10 µs |
-//! | a range with a sealed mapping, or whose ends cut a huge page | plain | the kernel refuses it whole, so nothing may go before |
-//! | a range of more than one mapping on Linux 6.12 to 6.16, or before [`prepare`] from 6.10 on | plain | whether one of them is sealed cannot be asked |
+//! | a range with a sealed mapping, or whose ends cut a huge page | plain | the kernel refuses all of it, so no part may be unmapped before |
+//! | a range of more than one mapping on Linux 6.12 to 6.16, or before [`prepare`] from 6.10 on | plain | no call finds out whether one of them is sealed |
 //!
-//! Everything goes in slices where `RLIMIT_AS` or `RLIMIT_DATA` is set or `vm.overcommit_memory` is 2
-//! (address space that waits counts, so the next mmap would fail), where the process has 512 retired
-//! mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before [`prepare`]. Where
-//! `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
+//! Everything goes in slices where `RLIMIT_AS` or `RLIMIT_DATA` is set or `vm.overcommit_memory` is
+//! 2 (address space that waits counts, so the next mmap would fail), where the process has 512
+//! retired mappings waiting or `vm.max_map_count` mappings, where mremap(2) is refused, and before
+//! [`prepare`]. Where `/proc` cannot be read it is plain. [`crate::stats()`] counts each way.
 //!
-//! *Moved* means as above. *In slices* means: before the call returns, by munmap(2) of parts, so that no other
-//! thread waits for the whole. Each part takes half of [`Settings::longest_stall`], as far as measured. *Plain*
-//! means munmap(2) itself.
+//! *Moved* means that the page tables are moved, as above. *In slices* means: before the call
+//! returns, by munmap(2) of parts, so that no other thread waits for the whole. Each part takes
+//! half of [`Settings::longest_stall`], as far as measured. *Plain* means munmap(2) itself.
 //!
-//! # What waits
+//! # Memory that waits
 //!
-//! Retired memory is the process's until it is torn down: it counts in RSS, in its memory cgroup, in `VmSize`,
-//! and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the resident bytes that wait never exceed what
-//! is free under the memory cgroup's limit, four times what is free on the machine, and
-//! [`Settings::pending_max`]. Beyond that the caller helps before it returns. Under pressure the worker does more
-//! at a time. If the kernel refuses a call of tenure's own for want of address space, mappings or locks, all that
-//! waits is torn down and the call is made again. [`drain`] waits for all of it. A program need do nothing at
-//! exit.
+//! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory
+//! cgroup, in `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the
+//! resident bytes that wait never exceed the free bytes under the memory cgroup's limit, four times
+//! the free bytes of the machine, and
+//! [`Settings::pending_max`]. Beyond that the caller tears down a part before it returns. Under pressure the
+//! worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
+//! space, mappings or locks, tenure tears down all waiting memory and makes the call again.
+//! [`drain`] waits for all of it. A program need do nothing at exit.
 //!
-//! A forked child has nothing of it (`MADV_DONTFORK`), and no worker until [`prepare`] is called there.
+//! A forked child has none of it (`MADV_DONTFORK`), and no worker until the child calls
+//! [`prepare`].
 //!
 //! # The bound on stalls
 //!
-//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread waits. Other
-//! threads wait only for the munmap(2) of the emptied mapping, 5 to 20 µs. Before 6.17 each slice holds the
-//! address space's lock shared. A slice takes longer than measured if its thread loses the processor meanwhile.
+//! From Linux 6.17 on, a teardown holds only the retired mapping's own lock, for which no thread
+//! waits. Other threads wait only for the munmap(2) of the emptied mapping, 5 to 20 µs. Before 6.17
+//! each slice holds the address space's lock shared. A slice takes longer than measured if its
+//! thread loses the processor meanwhile.
 //!
 //! # What the kernel must have
 //!
-//! `mremap`, and nothing else. Used where they are: `MADV_DONTNEED_LOCKED` (5.18; else locked memory is
-//! unmapped in slices), PROCMAP_QUERY (6.11; else `/proc/self/maps` is read, 0.3 µs for each mapping of the
-//! process), PAGEMAP_SCAN (6.7; else holes are torn down like pages), userfaultfd (to tell what is
-//! registered; where it is refused nothing is taken to be, which is wrong for what was registered before it
-//! came to be refused). Linux 5.10 to 6.16 move one mapping at a time; so does this, on any kernel.
+//! `mremap`, and nothing else. Retire also uses these calls if the kernel has them:
+//! `MADV_DONTNEED_LOCKED` (5.18; otherwise locked memory is unmapped in slices), PROCMAP_QUERY
+//! (6.11; otherwise it reads `/proc/self/maps`, 0.3 µs for each mapping of the process),
+//! PAGEMAP_SCAN (6.7; otherwise holes are torn down like pages), and userfaultfd, to find
+//! registered ranges. If userfaultfd is refused, retire takes no range to be registered. That is
+//! wrong for a range that was registered before the refusal began. Linux 5.10 to 6.16 move one
+//! mapping at a time, and retire does so on any kernel.
 //!
 //! # Differences from munmap(2)
 //!
-//! The parts of a range with many mappings do not go in one instant: another thread may map where an earlier
-//! part was before a later one is gone. `/proc/self/maps` shows the moved mappings, and a core dump contains
-//! them.
+//! The parts of a range with many mappings do not go in one instant: another thread may map where
+//! an earlier part was before a later one is gone. `/proc/self/maps` shows the moved mappings, and
+//! a core dump contains them.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
@@ -108,7 +114,7 @@ pub(crate) use service::watch_forks;
 pub use settings::{configure, settings, Files, Settings};
 pub use unmap::Way;
 
-/// What was unmapped and is not yet given back.
+/// The memory that was unmapped and is not yet given back.
 ///
 /// ```
 /// let pending = tenure::retire::pending();
@@ -117,18 +123,19 @@ pub use unmap::Way;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pending {
-    /// Bytes of address space, resident or not.
+    /// Bytes of addresses, resident or not.
     pub bytes: u64,
-    /// Retired ranges they belong to.
+    /// The retired ranges that they belong to.
     pub mappings: u64,
 }
 
-/// Unmaps `[addr, addr + len)` with the meaning of munmap(2): any mappings, holes allowed, lengths rounded
-/// up to pages. When it returns, the addresses are free, and a touch raises SIGSEGV.
+/// Unmaps `[addr, addr + len)` with the meaning of munmap(2): it takes any mappings, allows holes,
+/// and rounds the length up to pages. When it returns, the addresses are free, and a touch raises
+/// SIGSEGV.
 ///
-/// The first call for [`Settings::min_bytes`] or more in a process does what [`prepare`] does: it allocates and
-/// starts the background thread. Code that may not do so calls [`munmap_raw`]. Where no thread can be started
-/// the range is unmapped in slices.
+/// The first call for [`Settings::min_bytes`] or more in a process also does the work of
+/// [`prepare`]: it allocates, and starts the worker. Code that may not do so calls [`munmap_raw`].
+/// If no thread can be started the range is unmapped in slices.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
@@ -141,25 +148,27 @@ pub struct Pending {
 /// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved.
 ///
 /// # Errors
-/// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a huge page
-/// of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping that would have to be
-/// split, and there are `vm.max_map_count` already. Nothing is changed then. A large range goes in parts: where the kernel
-/// refuses one that it would have taken a moment before (a filter that fails `munmap`), the others are gone.
+/// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a
+/// huge page of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping
+/// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
+/// A large range goes in parts: where the kernel refuses one that it would have taken a moment
+/// before (a filter that fails `munmap`), the others are gone.
 ///
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.
 pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
     if len >= least() {
-        // Without the background thread it goes in slices.
+        // If it fails no worker runs, and the range goes in slices.
         let _ = prepare();
     }
     // SAFETY: the caller promises that nothing refers to the range any more.
     unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
 }
 
-/// Does what [`munmap`] does, for an allocator. It neither allocates nor creates a thread, and keeps `errno`. A
-/// signal handler may call it that has interrupted it or `malloc`. While another thread forks it waits for no
-/// lock that the fork holds, and unmaps in slices what it cannot retire. The error is the kernel's errno.
+/// Unmaps as [`munmap`] does, for an allocator. It neither allocates nor creates a thread, and
+/// keeps `errno`. A signal handler that has interrupted this call or `malloc` may make it. While
+/// another thread forks, the call waits for no lock that the fork holds: it unmaps in slices if it
+/// cannot retire. The error is the kernel's errno.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
@@ -190,7 +199,7 @@ pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, 
         Some(end) if start % page == 0 && start != 0 && start < end => {
             unmap::unmap(PageRange::new(start, end), Known::Nothing, settings::min_bytes())
         }
-        // The kernel's to refuse, or page 0.
+        // The kernel refuses this range, or it is page 0.
         // SAFETY: the caller promises that nothing refers to the range any more.
         _ => unsafe { detach::unmap(start, len) }.map(|()| Way::Plain),
     };
@@ -224,8 +233,8 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
     error.with_errno(errno).on(start, len)
 }
 
-/// Retires a [`Mapping`], whatever its size. Dropping one of [`Settings::min_bytes`] or more does
-/// the same.
+/// Retires a [`Mapping`] of any size. Dropping a mapping of [`Settings::min_bytes`] or more retires
+/// it, too.
 ///
 /// ```
 /// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
@@ -236,7 +245,7 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
 /// As [`munmap`].
 ///
 /// # Errors
-/// As [`munmap`]. After an error the mapping is as it was, and stays until the process ends.
+/// As [`munmap`]. After an error the mapping is unchanged, and stays until the process ends.
 #[doc(alias = "munmap")]
 pub fn retire(mapping: Mapping) -> Result<Way> {
     let mapping = ManuallyDrop::new(mapping);
@@ -244,10 +253,10 @@ pub fn retire(mapping: Mapping) -> Result<Way> {
     drop_own(range, 0).map_err(|errno| explain(errno.raw_os_error(), range.start, range.len()))
 }
 
-/// Unmaps what a [`Mapping`] owns.
+/// Unmaps the range of a [`Mapping`].
 pub(crate) fn drop_own(range: PageRange, least: usize) -> std::result::Result<Way, Errno> {
     if range.len() >= least {
-        // Without the background thread it goes in slices.
+        // If it fails no worker runs, and the range goes in slices.
         let _ = prepare();
     }
     unmap::unmap(range, Known::Own, least)
@@ -258,10 +267,10 @@ pub(crate) fn least() -> usize {
     settings::min_bytes()
 }
 
-/// Registers the fork handlers and starts the background thread. It allocates, so an allocator's
-/// munmap must not call it; [`wants_keeper`] returns when the program should. Before it was called
-/// in a process, [`munmap_raw`] works in slices. [`munmap`] calls it by itself. 0.1 ms the first
-/// time, a few loads later on.
+/// Registers the fork handlers and starts the worker. It allocates, so an allocator's munmap must
+/// not call it; [`wants_keeper`] tells when the program should. Before this call [`munmap_raw`]
+/// works in slices. [`munmap`] makes it by itself. It costs 0.1 ms the first time, and a few loads
+/// later.
 ///
 /// ```
 /// tenure::retire::prepare()?; // at the program's start; munmap does it otherwise
@@ -274,8 +283,8 @@ pub fn prepare() -> Result<()> {
     service::prepare()
 }
 
-/// Returns whether the program should call [`prepare`] at the next moment that allows it: something
-/// could have been retired the quick way if the worker ran. Costs one load.
+/// Returns whether the program should call [`prepare`] at the next moment that allows it: a range
+/// could have been retired if the worker ran. Costs one load.
 ///
 /// ```
 /// if tenure::retire::wants_keeper() {
@@ -287,7 +296,7 @@ pub fn wants_keeper() -> bool {
     service::wants_keeper()
 }
 
-/// Returns what waits to be torn down.
+/// Returns how much memory waits to be torn down.
 ///
 /// ```
 /// tenure::retire::retire(tenure::Mapping::anonymous(64 << 20)?)?;
@@ -313,9 +322,9 @@ pub fn longest_slice() -> Duration {
     slice::longest()
 }
 
-/// Waits until all memory is back. The caller helps. `false`: the memory is not back within
-/// `timeout`. `None` waits for as long as it takes: where the kernel keeps refusing a munmap, until
-/// it no longer does.
+/// Waits until all memory is given back. The caller tears down a part. `false`: some memory is not
+/// back within `timeout`. `None` waits without a limit: if the kernel keeps refusing a munmap, the
+/// call waits until it no longer does.
 ///
 /// ```
 /// use tenure::retire;
@@ -326,15 +335,15 @@ pub fn longest_slice() -> Duration {
 /// ```
 pub fn drain(timeout: Option<Duration>) -> bool {
     let _errno = errno::Kept::now();
-    // It may be the process's first call; a fork is to hold the queue from now on.
+    // This may be the process's first call, and forks must hold the queue from now on.
     service::register();
     teardown::drain(timeout)
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The mapping is its own, and no borrow of it outlives it. munmap of a whole mapping that exists
-        // cannot fail but for a mapping count at its limit, and then it leaks.
+        // This value owns the mapping, and no borrow of it outlives it. munmap of a whole mapping
+        // fails only if the mapping count is at its limit. Then the mapping leaks.
         let _ = drop_own(self.range(), least());
     }
 }

@@ -1,7 +1,7 @@
-//! What has been moved away and waits to be torn down.
+//! The hidden mappings that wait to be torn down.
 //!
-//! A fixed array, so that nothing here allocates. It belongs to one process: hidden mappings are not
-//! copied into a child (`MADV_DONTFORK`), which therefore begins with none.
+//! The queue is a fixed array, so its code allocates nothing. It belongs to one process: the kernel
+//! does not copy hidden mappings into a child (`MADV_DONTFORK`), so a child begins with none.
 
 #![allow(unsafe_code, reason = "takes over the queue in a forked child")]
 
@@ -10,20 +10,21 @@ use crate::runtime::counters::GAUGES;
 use crate::runtime::lock::{Lock, QuietGuard, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So many hidden mappings at most: each counts against `vm.max_map_count`, 65,530 by default.
+/// The most hidden mappings: each counts against `vm.max_map_count`, 65,530 by default.
 const MOST: usize = 512;
-/// Torn down between two looks at the table: 2 to 6 ms of work in base pages.
+/// How many bytes a thread tears down between two looks at the table: 2 to 6 ms of work in base
+/// pages.
 const CHUNK: usize = 32 << 20;
 
-/// See the module's head.
+/// The queue; the module's documentation describes it.
 pub(super) struct Queue {
     waiting: [PageRange; MOST],
     count: usize,
     /// Chunks that were taken and are not unmapped yet.
     in_flight: usize,
-    /// Waiting and in flight.
+    /// The bytes that wait and those in flight.
     bytes: u64,
-    /// Chunks that could not be torn down since the last one that could.
+    /// How many chunks in a row could not be torn down.
     failed: usize,
 }
 
@@ -32,22 +33,24 @@ static QUEUE: Lock<Queue> = Lock::new(Rank::RetireQueue, Queue::none());
 
 pub(super) type Guard = QuietGuard<'static, Queue>;
 
-/// The queue; forks wait while it is held, so that a child never gets a copy of a mapping that is
-/// half way to its hidden place.
+/// Locks the queue. A fork waits while it is locked, so that a child gets no copy of a mapping that
+/// is being hidden.
 pub(super) fn lock() -> Guard {
     brought_up_to_date(QUEUE.lock_signals_blocked())
 }
 
-/// The queue. `None`: a fork holds it, or is about to, for which the thread must not wait.
+/// Locks the queue. `None`: a fork holds it, or is about to, and this thread must not wait for the
+/// fork.
 pub(super) fn lock_unless_forking() -> Option<Guard> {
     QUEUE.lock_signals_blocked_unless_forking().map(brought_up_to_date)
 }
 
-/// Chunks, and their bytes, that went while a fork held the queue.
-/// For the whole process: as the queue.
+/// The chunks, and their bytes, that were torn down while a fork held the queue.
+/// For the whole process, as the queue is.
 static LATE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// A chunk that was taken is gone, and the queue cannot be waited for: its next holder counts it.
+/// Records that a chunk was torn down when this thread could not wait for the queue. The next
+/// holder counts it.
 pub(super) fn done_late(chunk: PageRange) {
     LATE[0].fetch_add(1, Ordering::Relaxed);
     LATE[1].fetch_add(chunk.len() as u64, Ordering::Relaxed);
@@ -66,26 +69,27 @@ fn brought_up_to_date(mut queue: Guard) -> Guard {
     queue
 }
 
-/// Before a fork.
+/// Called before a fork.
 pub(super) fn hold() {
     QUEUE.hold();
 }
 
-/// After it.
+/// Called after the fork.
 pub(super) fn release() {
     QUEUE.release();
 }
 
-/// In a child whose handlers did not run.
+/// Called in a child whose fork handlers did not run.
 pub(super) fn recover() {
     QUEUE.reset_in_child();
 }
 
-/// In a child, which has none of its parent's hidden mappings.
+/// Called in a child, which has none of its parent's hidden mappings.
 pub(super) fn reset_in_child() {
     LATE.iter().for_each(|late| late.store(0, Ordering::Relaxed));
-    // SAFETY: a fork's handlers hold the lock; where none ran, this child has one thread, which has no
-    // guard of it. The fields are numbers: no half-done change of them does harm.
+    // SAFETY: a fork's handlers hold the lock. If none ran, this child has one thread, which has no
+    // guard of the lock. The fields are numbers, and all of them are set here, so a half-finished
+    // change does no harm.
     let queue = unsafe { QUEUE.held_value() };
     (queue.count, queue.in_flight, queue.bytes) = (0, 0, 0);
     queue.failed = 0;
@@ -107,7 +111,7 @@ impl Queue {
         self.count < MOST
     }
 
-    /// Adds a hidden mapping; there is room.
+    /// Adds a hidden mapping. The caller has checked that there is room.
     pub fn add(&mut self, hidden: PageRange) {
         self.waiting[self.count] = hidden;
         self.count += 1;
@@ -120,8 +124,9 @@ impl Queue {
         self.count.checked_sub(1).map(|last| self.waiting[last])
     }
 
-    /// Takes the beginning of that mapping, for the caller to tear down: up to the chunk that holds
-    /// `first_there`, its first page that is there. `None`: another thread has changed it.
+    /// Takes the beginning of that mapping, for the caller to tear down: up to the end of the chunk
+    /// that holds `first_there`, its first resident page. `None`: another thread has changed the
+    /// mapping.
     pub fn take(&mut self, seen: PageRange, first_there: usize) -> Option<PageRange> {
         let last = self.count.checked_sub(1)?;
         let whole = &mut self.waiting[last];
@@ -138,7 +143,7 @@ impl Queue {
         Some(chunk)
     }
 
-    /// A chunk is gone.
+    /// Records that a chunk is torn down.
     pub fn done(&mut self, chunk: PageRange) {
         self.in_flight -= 1;
         self.bytes -= chunk.len() as u64;
@@ -146,15 +151,15 @@ impl Queue {
         self.publish();
     }
 
-    /// So many bytes of a chunk in flight are gone.
+    /// Records that so many bytes of a chunk in flight are torn down.
     pub fn shrink_in_flight(&mut self, bytes: u64) {
         self.bytes -= bytes;
     }
 
-    /// A chunk could not be torn down: it waits on, behind all others. At `vm.max_map_count` a munmap of
-    /// the middle of a mapping is refused, so what waits right below or above it belongs to the same
-    /// mapping, which the kernel may have joined from several: as one record it goes from its start, where
-    /// no split is needed.
+    /// Puts a chunk back that could not be torn down, behind all others. At `vm.max_map_count` the
+    /// kernel refuses to unmap the middle of a mapping. So a waiting range right below or above the
+    /// chunk belongs to one mapping with it, which the kernel may have joined from several. As one
+    /// record it is torn down from its start, where no split is needed.
     pub fn put_back(&mut self, chunk: PageRange) {
         self.in_flight -= 1;
         self.failed += 1;
@@ -176,8 +181,8 @@ impl Queue {
             self.waiting[0] = whole;
             self.count += 1;
         } else {
-            // Nowhere to remember it: it stays mapped until the process ends, as after a munmap that
-            // failed.
+            // The table is full, so the chunk stays mapped until the process ends, as after a
+            // munmap that failed.
             self.bytes -= whole.len() as u64;
         }
         self.publish();
@@ -188,7 +193,7 @@ impl Queue {
         self.count
     }
 
-    /// All that waits has been tried, and nothing of it went.
+    /// Whether every waiting mapping was tried, and none could be torn down.
     pub fn is_stuck(&self) -> bool {
         self.failed >= self.count
     }
@@ -202,7 +207,7 @@ impl Queue {
         (self.count + self.in_flight) as u64
     }
 
-    /// Nothing waits, and nothing is in flight.
+    /// Whether nothing waits, and nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.count == 0 && self.in_flight == 0
     }
@@ -228,7 +233,7 @@ mod tests {
         let mut chunks = 0;
         while let Some(next) = queue.next() {
             assert_eq!(next.start, at);
-            // A hole of three chunks and a bit in the middle.
+            // A hole of more than three chunks in the middle.
             let there = if at == 2 * CHUNK { 5 * CHUNK + page } else { at };
             let chunk = queue.take(next, there).unwrap();
             assert_eq!(chunk.start, at);
@@ -257,7 +262,7 @@ mod tests {
         let chunk = queue.take(ranges[2], ranges[2].start).unwrap();
         queue.done(chunk);
         assert!(!queue.is_stuck());
-        // What the kernel has joined from two.
+        // A mapping that the kernel has joined from two.
         queue.add(PageRange::new(3 * CHUNK, 5 * CHUNK));
         let top = queue.next().unwrap();
         let chunk = queue.take(top, top.start).unwrap();

@@ -1,4 +1,5 @@
-//! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with `MAP_FIXED`.
+//! Two other calls that unmap populated memory: a shrinking mremap(2), and mmap(2) with
+//! `MAP_FIXED`.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
@@ -9,8 +10,9 @@ use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
 /// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
-/// [`munmap`](super::munmap) does. `true`: it is gone, and an mremap from `new_len` to `new_len` bytes with
-/// the caller's flags finishes the call. `false`: nothing was done, or not all of it; make the plain call.
+/// [`munmap`](super::munmap) does. `true`: the tail is unmapped, and an mremap from `new_len` to
+/// `new_len` bytes with the caller's flags finishes the call. `false`: nothing was done, or only a
+/// part; make the plain call.
 ///
 /// Not for `MREMAP_FIXED` and `MREMAP_DONTUNMAP`. Nothing allocates, and `errno` is kept.
 ///
@@ -38,7 +40,8 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     if new >= old || old - new < settings::min_bytes() {
         return false;
     }
-    // mremap wants all of the old range in one mapping, and answers for the page at its start.
+    // mremap demands that all of the old range is one mapping, and its errno is for the page at the
+    // start.
     let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
         found.mapping.start <= start && found.mapping.end >= end && found.page_size <= page
     });
@@ -47,15 +50,16 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
-/// slices. The plain call unmaps the old pages under the address space's exclusive lock, for as long as that
-/// takes. `None`: it is not such a call, or too small to matter; make the plain one.
+/// slices. The plain call holds the address space's lock exclusively for as long as unmapping the
+/// old pages takes. `None`: it is not such a call, or it is too small to matter; make the plain
+/// call.
 ///
-/// Each slice is the call itself, so a racing thread sees the old page or the new mapping's page, and nothing
-/// else. The call allocates nothing.
+/// Each slice is such an mmap, so a racing thread sees the old page or the new mapping's page, and
+/// nothing else. The call allocates nothing.
 ///
 /// # Errors
-/// `Some(Err(errno))`: mmap's errno. As with the plain call, part of what was there may be gone. If the first
-/// slice fails, nothing has changed.
+/// `Some(Err(errno))`: mmap's errno. As with the plain call, part of the old mappings may be gone.
+/// If the first slice fails, nothing has changed.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -70,7 +74,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// As mmap(2), and a system call for each slice.
 ///
 /// # Safety
-/// As mmap(2) with `MAP_FIXED`: nothing refers to what is mapped there.
+/// As mmap(2) with `MAP_FIXED`: nothing refers to the old mappings there.
 #[doc(alias = "mmap")]
 #[doc(alias = "MAP_FIXED")]
 pub unsafe fn map_over(
@@ -98,7 +102,7 @@ pub unsafe fn map_over(
     let _no_wait = NoWait::here();
     forget::forget(PageRange::new(start, end));
     let done = slice::each(PageRange::new(start, end), |slice| {
-        // SAFETY: the caller promises that nothing refers to what is mapped there, which the call
+        // SAFETY: the caller promises that nothing refers to the old mappings, which the call
         // replaces.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
     });

@@ -1,4 +1,5 @@
-//! Retire among the services: what a fork holds, what the worker does, and whether it is there to do it.
+//! Retire as a service: the locks that a fork holds, the worker's task, and whether the worker
+//! runs.
 
 use super::{bound, queue, teardown};
 use crate::error::Result;
@@ -31,12 +32,12 @@ static SERVICE: Service = Service {
     ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])
 };
 
-/// From here on a fork holds what is retire's.
+/// Makes forks hold the locks of retire from now on.
 pub(super) fn register() {
     fork::register(&SERVICE);
 }
 
-/// Has the background thread look at what waits.
+/// Makes the worker look at the queue.
 pub(super) fn stir() {
     worker::stir(fork::register(&SERVICE));
 }
@@ -55,17 +56,17 @@ fn shrink() -> bool {
     waits && errno::kept(teardown::relieve)
 }
 
-/// Has forks wait for what is half done, from now on. Asks the kernel for nothing of the limits: most programs never
-/// retire anything. A few loads when it is done.
+/// Makes forks wait for half-done work, from now on. It reads no limits, because most programs never
+/// retire anything. Later calls cost a few loads.
 pub(crate) fn watch_forks() {
     fork::look();
     fork::watch();
     register();
-    // What is looked up once, and allocates then.
+    // These values are looked up once, which allocates.
     let _ = generation::current();
 }
 
-/// What is known of the worker.
+/// Whether the worker is ready, and whether it is wanted.
 struct Readiness {
     /// Forks are watched, and the worker was started once.
     ready: AtomicBool,
@@ -92,7 +93,7 @@ pub(super) fn is_ready() -> bool {
     READINESS.ready.load(Ordering::Acquire)
 }
 
-/// A range could have been moved, but [`super::prepare`] was not called.
+/// Records that a range could have been moved, but [`super::prepare`] was not called.
 pub(super) fn want_keeper() {
     READINESS.wanted.store(true, Ordering::Relaxed);
 }
@@ -101,7 +102,7 @@ pub(super) fn wants_keeper() -> bool {
     READINESS.wanted.load(Ordering::Relaxed)
 }
 
-/// Whether a worker is there that gives back what is moved.
+/// Whether a worker runs that tears down hidden mappings.
 pub(super) fn is_served() -> bool {
     let served = is_ready() && worker::is_coming();
     READINESS.wanted.store(!served, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What a program may set.
+//! The settings of retire that a program may change.
 
 use crate::runtime::setting::{Bytes, Time};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -13,13 +13,14 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Files {
-    /// Before the call returns, in slices: nothing that munmap(2) would let go of stays held, so the
+    /// Before the call returns, in slices. Nothing stays held that munmap(2) would release, so the
     /// file system can be unmounted and a memfd sealed at once.
     #[default]
     AtOnce,
-    /// Later, as other memory. Until then the mapping holds its file: unmounting gives `EBUSY`, so does
-    /// sealing a memfd against writes, and a lease is not given. Needs Linux 5.13, which moves mappings of files; on
-    /// older kernels they go [in slices](super::Way::InSlices), as with `AtOnce`.
+    /// Later, as other memory. Until then the mapping holds its file: unmounting and sealing a
+    /// memfd against writes return `EBUSY`, and the kernel grants no lease. Needs Linux 5.13, which
+    /// moves mappings of files; on older kernels they go [in slices](super::Way::InSlices), as with
+    /// `AtOnce`.
     Later,
 }
 
@@ -37,8 +38,8 @@ pub struct Settings {
     pub min_bytes: usize,
     /// How long another thread may have to wait for one step of a teardown (default 1 ms).
     pub longest_stall: Duration,
-    /// How many resident bytes may wait to be given back; `None` (default): half of what is free under
-    /// the limits that hold for this process. Half of what is free bounds it in any case.
+    /// How many resident bytes may wait to be given back. `None` (default): half of the bytes that
+    /// are free under the limits of this process. With another value that half is a bound, too.
     pub pending_max: Option<u64>,
     /// When file mappings are given up.
     pub files: Files,
@@ -78,7 +79,7 @@ impl Settings {
         self
     }
 
-    /// Bounds what waits to be given back.
+    /// Sets how many resident bytes may wait to be given back.
     ///
     /// ```
     /// use tenure::retire::{configure, settings};
@@ -101,16 +102,17 @@ impl Settings {
     }
 }
 
-/// The settings, each readable without a lock.
+/// The settings. Each can be read without a lock.
 struct InForce {
     min_bytes: AtomicUsize,
     longest_stall: Time,
-    /// Unset: no bound beside the free memory.
+    /// Unset: the free memory is the only bound.
     pending_max: Bytes,
     files_later: AtomicU8,
 }
 
-/// For the whole process: `munmap` and the drop of a mapping are told nothing but a range.
+/// For the whole process: the arguments of `munmap`, and of the drop of a mapping, are only a
+/// range.
 static IN_FORCE: InForce = InForce {
     min_bytes: AtomicUsize::new(32 << 20),
     longest_stall: Time::new(Duration::from_millis(1)),

@@ -1,4 +1,4 @@
-//! How much is unmapped at a time, and how long that takes.
+//! How many bytes a slice has, and how long it takes.
 
 use super::settings;
 use crate::os::pagemap::Pagemap;
@@ -9,16 +9,16 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What unmapping a page costs until it has been measured, in picoseconds: 50 to 180 ns for a base page
-/// that was written (Linux 6.18, two cores).
+/// The cost of unmapping a page until it has been measured, in picoseconds: 50 to 180 ns for a base
+/// page that was written (Linux 6.18, two cores).
 /// For the whole process: measured on this machine.
 static PER_PAGE_PS: AtomicU64 = AtomicU64::new(180_000);
-/// Below this the slices themselves cost more than what is in them.
+/// Smaller slices cost more than the pages in them.
 const LEAST: usize = 1 << 20;
 const MOST: usize = 64 << 20;
 
-/// Bytes that are unmapped in half the longest stall if every one of their base pages is resident.
-/// Whole huge pages from 2 MiB on, so that none is split.
+/// The number of bytes that are unmapped in half the longest stall if every one of their base pages
+/// is resident. It is whole huge pages from 2 MiB on, so that none is split.
 pub(super) fn bytes() -> usize {
     let bound_ps = settings::longest_stall_ns().saturating_mul(1000) / 2;
     let pages = bound_ps / PER_PAGE_PS.load(Ordering::Relaxed).max(1);
@@ -29,15 +29,15 @@ pub(super) fn bytes() -> usize {
     }
 }
 
-/// Learns from a slice. Only slices that took long teach: quick ones were huge pages or holes, and the
-/// next may be dense.
+/// Updates the cost from a slice. Only slices that took long count: quick ones were huge pages or
+/// holes, and the next slice may be dense.
 fn learn(bytes: usize, took: Duration) {
     let pages = (bytes / page_size()).max(1) as u64;
     let took_ps = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000);
     let seen = took_ps / pages;
     let known = PER_PAGE_PS.load(Ordering::Relaxed);
-    // A slice during which the thread lost its processor may look ten times as slow: an eighth of the
-    // difference, and the next ones bring it back.
+    // A slice during which the thread lost its processor may look ten times as slow. So only an
+    // eighth of the difference counts, and the next slices correct it.
     let next = match seen {
         seen if seen > known => known + (seen - known).min(known) / 8,
         seen if seen > 40_000 => known - (known - seen) / 8,
@@ -46,7 +46,7 @@ fn learn(bytes: usize, took: Duration) {
     PER_PAGE_PS.store(next, Ordering::Relaxed);
 }
 
-/// A slice of so many bytes took so long.
+/// Records that a slice of so many bytes took so long.
 pub(super) fn took(bytes: usize, time: Duration) {
     learn(bytes, time);
     note_longest(time);
@@ -61,9 +61,10 @@ pub(super) fn longest() -> Duration {
     Duration::from_nanos(COUNTERS.retire_longest_slice_ns.load(Ordering::Relaxed))
 }
 
-/// Calls `work` for the range, slice by slice from its start. What has no pages goes with the slice behind
-/// it. A slice may fail where the whole would not: its end cuts a huge page of 1 GiB (`EINVAL`), or a mapping
-/// that the whole would not split, and there are `vm.max_map_count` (`ENOMEM`). Then the rest goes as one.
+/// Calls `work` for the range, slice by slice from its start. A hole goes with the slice behind it.
+/// A slice may fail where the whole range would not: its end cuts a huge page of 1 GiB (`EINVAL`),
+/// or it splits a mapping that the whole range would not split, and there are `vm.max_map_count`
+/// mappings (`ENOMEM`). Then the rest goes in one call.
 pub(super) fn each(
     range: PageRange,
     mut work: impl FnMut(PageRange) -> Result<(), Errno>,
@@ -110,7 +111,7 @@ mod tests {
             learn(1 << 20, Duration::from_nanos(100 * 256));
         }
         assert!(bytes() > slow);
-        // Holes teach nothing.
+        // Holes change nothing.
         let now = PER_PAGE_PS.load(Ordering::Relaxed);
         learn(1 << 30, Duration::from_micros(1));
         assert_eq!(PER_PAGE_PS.load(Ordering::Relaxed), now);

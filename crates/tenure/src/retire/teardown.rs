@@ -1,5 +1,5 @@
-//! Giving the memory of hidden mappings back, slice by slice: by the worker, and by callers that have to
-//! wait for it.
+//! Gives the memory of hidden mappings back, slice by slice. The worker does so, and so do callers
+//! that have to wait for it.
 
 #![allow(unsafe_code, reason = "unmaps what nobody knows any more")]
 
@@ -13,22 +13,22 @@ use crate::runtime::services::{Next, Visit};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// How long a visit of the worker's may take when memory is short.
+/// How long a visit of the worker may take when memory is short.
 const UNDER_PRESSURE: Duration = Duration::from_millis(20);
-/// Before chunks that could not be torn down are tried again.
+/// The time after which chunks that could not be torn down are tried again.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// For a chunk in another thread's hands.
+/// How long this thread sleeps while another thread tears down a chunk.
 const SHORT_WAIT: Duration = Duration::from_micros(100);
-/// For those in all: much longer than chunks take that go.
+/// The longest sum of these waits: much longer than a chunk takes that can be torn down.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The worker's part.
+/// The worker's task.
 pub(super) fn visit(visit: &Visit) -> Next {
     loop {
         match one_chunk() {
             Chunk::None => return Next::WhenStirred,
-            // The next visit tries another one.
+            // The next visit tries another chunk.
             Chunk::Failed => match queue::lock().is_stuck() {
                 true => return Next::After(AGAIN),
                 false => return Next::AtOnce,
@@ -41,16 +41,16 @@ pub(super) fn visit(visit: &Visit) -> Next {
     }
 }
 
-/// What came of tearing down a chunk.
+/// The result of tearing down a chunk.
 pub(super) enum Chunk {
-    /// Nothing waits, though something may be in flight.
+    /// Nothing waits, but a chunk may be in flight.
     None,
-    /// So many bytes are back.
+    /// So many bytes are given back.
     Done(u64),
     Failed,
 }
 
-/// Tears one chunk down. Works on any thread; several may do it at once.
+/// Tears one chunk down. It works on any thread, and several threads may do it at once.
 pub(super) fn one_chunk() -> Chunk {
     let process = generation::current();
     let pagemap = Pagemap::open().ok();
@@ -65,7 +65,7 @@ pub(super) fn one_chunk() -> Chunk {
     };
     let done = tear_down(chunk, there, process);
     let Some(mut queue) = queue::lock_unless_forking() else {
-        // What could not be torn down stays mapped until the process ends.
+        // A chunk that could not be torn down stays mapped until the process ends.
         if generation::current() == process {
             queue::done_late(chunk);
         }
@@ -88,33 +88,35 @@ pub(super) fn one_chunk() -> Chunk {
     }
 }
 
-/// Part of a chunk is left.
+/// Puts back the part of a chunk that is left.
 fn settle(queue: &mut Queue, chunk: PageRange, left: PageRange) {
     queue.shrink_in_flight((chunk.len() - left.len()) as u64);
     queue.put_back(left);
 }
 
-/// First the pages, in slices: from Linux 6.17 on that holds no lock that another thread wants to map,
-/// unmap or fault, before it the address space's, shared. Then what is left of the mapping: page tables
-/// that the zapping has freed (6.14), or a few.
+/// Drops the pages first, in slices. From Linux 6.17 on this holds no lock that another thread
+/// needs to map, unmap or fault. Before 6.17 it holds the address space's lock shared. Then it
+/// unmaps the rest of the mapping: few page tables, or none since 6.14, where dropping the pages
+/// frees them.
 ///
-/// `Err`: what is still mapped.
+/// `Err`: the part that is still mapped.
 fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRange> {
     let mut mapped = chunk;
     let mut at = there;
     while at < chunk.end {
-        // A signal handler may have forked in between: its child has no such mapping, and something of
-        // its own there by now.
+        // A signal handler may have forked in between. The child has no such mapping, and may have
+        // a mapping of its own there by now.
         if generation::current() != process {
             return Ok(());
         }
         let step = slice::bytes();
         let piece = PageRange::new(at, (at / step * step + step).min(chunk.end));
         let began = Instant::now();
-        // SAFETY: a part of a hidden mapping, which nobody knows.
+        // SAFETY: a part of a hidden mapping, whose address no other code has.
         if unsafe { detach::zap(piece) }.is_err() {
-            // Of a kind that can only be unmapped: locked before 5.18, or refused. What was unmapped is
-            // not unmapped again: another thread may have mapped something there.
+            // The kernel cannot drop these pages (locked, before 5.18) or refuses to, so they are
+            // unmapped. The call leaves out the part that was unmapped before: another thread may
+            // have mapped memory there.
             unmap(PageRange::new(mapped.start, piece.end)).map_err(|_| mapped)?;
             if piece.end == chunk.end {
                 return Ok(());
@@ -133,10 +135,11 @@ fn tear_down(chunk: PageRange, there: usize, process: u64) -> Result<(), PageRan
 fn unmap(range: PageRange) -> Result<(), Errno> {
     let mut tries = 0;
     loop {
-        // SAFETY: a part of a hidden mapping, which nobody knows; each part is unmapped once.
+        // SAFETY: a part of a hidden mapping, whose address no other code has, and each part is
+        // unmapped once.
         match unsafe { detach::unmap(range.start, range.len()) } {
-            // The mapping count is at its limit, and another thread is still at the chunk above this
-            // one: when that is gone, this needs no split.
+            // The mapping count is at its limit, and another thread still tears down the chunk
+            // above this one. When that chunk is gone, this call needs no split.
             Err(Errno::NOMEM) if tries < 50 => {
                 tries += 1;
                 std::thread::sleep(Duration::from_micros(200));
@@ -153,7 +156,7 @@ pub(super) fn drain(timeout: Option<Duration>) -> bool {
         match help() {
             Chunk::Done(_) => {}
             _ if queue::lock().is_empty() => return true,
-            // In another thread's hands.
+            // Another thread tears down the last chunks.
             _ => std::thread::sleep(SHORT_WAIT),
         }
         if until.is_some_and(|until| Instant::now() >= until) {
@@ -162,8 +165,9 @@ pub(super) fn drain(timeout: Option<Duration>) -> bool {
     }
 }
 
-/// Tears down what can be, for a caller that was refused something: unlike [`drain`] it ends when all that
-/// waits has been tried and nothing of it went. `true`: something went.
+/// Tears down as much as it can, for a caller to whom the kernel has refused memory. Unlike
+/// [`drain`] it ends when every waiting mapping has been tried and none could be torn down. `true`:
+/// some memory was given back.
 pub(super) fn relieve() -> bool {
     let (mut any, mut failed, mut waited) = (false, 0, Duration::ZERO);
     loop {
@@ -176,7 +180,7 @@ pub(super) fn relieve() -> bool {
                 }
             }
             Chunk::None if queue::lock().is_empty() => return true,
-            // In another thread's hands, which may fail too.
+            // Another thread tears down the last chunks, and it may fail too.
             Chunk::None => {
                 if waited >= LONGEST_WAIT {
                     return any;
@@ -188,7 +192,7 @@ pub(super) fn relieve() -> bool {
     }
 }
 
-/// One chunk, by a caller that has to wait for it.
+/// Tears one chunk down, for a caller that has to wait for it.
 pub(super) fn help() -> Chunk {
     let chunk = one_chunk();
     if let Chunk::Done(bytes) = chunk {

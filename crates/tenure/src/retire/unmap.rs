@@ -1,8 +1,8 @@
 //! Unmapping a range with the meaning of munmap(2), part by part.
 //!
-//! A look at the range's mappings says which [`Class`] it is of, and the class says what is done. Every
-//! address is dealt with once, in ascending order: as soon as a part is gone, another thread's new mapping may
-//! be there.
+//! The mappings of the range determine its [`Class`], and the class determines the work. Every
+//! address is unmapped once, in ascending order: as soon as a part is unmapped, another thread's
+//! new mapping may be there.
 
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
@@ -33,33 +33,33 @@ pub enum Way {
     Plain,
     /// By munmap(2) in parts, each short enough for the bound on stalls.
     InSlices,
-    /// Moved out of sight; its memory follows.
+    /// Moved to a hidden place. Its memory is given back later.
     Moved,
 }
 
-/// What a look at the mappings of a range has found.
+/// The class of a range, by its mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Each mapping may go by itself. `movable`: one of them may be moved away, if a worker runs and there is
-    /// no limit.
+    /// Each mapping may be unmapped by itself. `movable`: one of them may be moved away, if a
+    /// worker runs and there is no limit.
     Parts { movable: bool },
     /// The kernel will refuse to unmap it.
     Refused,
-    /// Nothing is known that would help the kernel.
+    /// The kernel does not tell whether it would unmap the range.
     Unclear,
 }
 
-/// Unmaps it.
+/// Unmaps the range.
 pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way, Errno> {
     let is_small = range.len() < least;
-    // Where nothing is marked, a small range is not worth a look.
+    // If nothing is marked, looking at the mappings of a small range costs more than it gains.
     if is_small && !forget::any_marks() {
         return whole(range);
     }
     let mut lister = Lister::new();
     match classify(range, &mut lister, known) {
-        // Marks and locks stay as they are. (The kernel may not refuse it, if another thread has changed the
-        // range since.)
+        // Marks and locks stay as they are. (If another thread has changed the range since, the
+        // kernel may unmap it after all.)
         Class::Refused => {
             let way = by_the_kernel(range)?;
             forget::forget(range);
@@ -77,27 +77,27 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
     }
 }
 
-/// What is known of it is forgotten first: as soon as it is unmapped another thread may map, mark and lock
-/// something there.
+/// Forgets the marks and locks first: as soon as the range is unmapped another thread may map, mark
+/// and lock memory there.
 fn whole(range: PageRange) -> Result<Way, Errno> {
     forget::forget(range);
     by_the_kernel(range)
 }
 
 fn by_the_kernel(range: PageRange) -> Result<Way, Errno> {
-    // SAFETY: the caller of `munmap` promises that nothing refers to the range, and this is the only call
-    // for these addresses.
+    // SAFETY: the caller of `munmap` promises that nothing refers to the range, and this is the
+    // only call for these addresses.
     unsafe { detach::unmap(range.start, range.len()) }?;
     add(&COUNTERS.retired_plain_bytes, range.len() as u64);
     Ok(Way::Plain)
 }
 
-/// munmap(2) does all or nothing: a range with a sealed mapping in it, or whose ends cut a huge page,
-/// stays as it is. So every mapping is asked first, by calls that change nothing (but how a mapping that
-/// is to be cut in any case is cut up).
+/// munmap(2) does all or nothing: a range with a sealed mapping in it, or whose ends cut a huge
+/// page, stays as it is. So this first probes every mapping, by calls that change nothing. (They
+/// may split a mapping at the ends of the range, which the unmapping does in any case.)
 ///
-/// Not inlined, as [`by_parts`]: what one has on the stack is gone before the other's comes. A thread may have 16 KiB of
-/// it, and a signal's handler that unmaps, too, may interrupt this.
+/// Not inlined, like [`by_parts`]: the stack of one is free before the other runs. A thread may have
+/// 16 KiB of stack, and a signal handler that unmaps, too, may interrupt this.
 #[inline(never)]
 fn classify(range: PageRange, lister: &mut Lister, known: Known) -> Class {
     let look = Look::at(range, lister, known);
@@ -105,20 +105,22 @@ fn classify(range: PageRange, lister: &mut Lister, known: Known) -> Class {
     match look.stop {
         Some(Stop::Unlisted) => Class::Unclear,
         Some(Stop::Answered { errno, mapping }) => match errno {
-            // No mapping can be asked. Of a range that is one, the first slice gets the kernel's answer for all.
+            // The kernel cannot probe a mapping. If the range is one piece, the error for its first
+            // slice is the error for all of it.
             _ if !detach::mremap_works() => match look.is_one_piece {
                 true => Class::Parts { movable: false },
                 false => Class::Unclear,
             },
             Errno::PERM => Class::Refused,
-            // A cut huge page, if the mapping's own start is answered otherwise: before 5.16 no part of
-            // hugetlbfs can be asked.
+            // The range cuts a huge page, if the kernel accepts the mapping's own start. Before
+            // 5.16 it cannot probe any part of hugetlbfs.
             Errno::INVAL if detach::may_be_unmapped_from(mapping).is_ok() => Class::Refused,
             _ => Class::Unclear,
         },
         None => match look.pieces {
             0 => Class::Unclear,
-            // One of them may be sealed. Before `prepare` it is not known whether the kernel says so.
+            // One of them may be sealed. Before `prepare` tenure does not know whether the probe
+            // finds seals.
             2.. if !detach::seals_are_seen() => {
                 if movable && !service::is_ready() {
                     service::want_keeper();
@@ -142,7 +144,7 @@ struct Look {
     movable: bool,
     /// The range is the middle of a mapping.
     is_middle: bool,
-    /// Up to where mappings were found.
+    /// The end of the mappings that were found.
     end: usize,
     stop: Option<Stop>,
 }
@@ -151,8 +153,8 @@ struct Look {
 enum Stop {
     /// `/proc` cannot be read any more.
     Unlisted,
-    /// The kernel says that something of the mapping that begins at `mapping` may not be unmapped, or does not
-    /// say it.
+    /// The kernel returned this error for the mapping that begins at `mapping`: a part of it may
+    /// not be unmapped, or the kernel does not tell.
     Answered { errno: Errno, mapping: usize },
 }
 
@@ -192,15 +194,15 @@ impl Look {
         look
     }
 
-    /// Past the end of the address space munmap(2) refuses all of it. A range that ends in a hole is inside
-    /// if something is mapped above it; the stack mostly is.
+    /// munmap(2) refuses a range that ends past the address space. A range that ends in a hole is
+    /// inside if another mapping lies above it; that is mostly the stack.
     fn ends_inside(&self, range: PageRange, lister: &mut Lister) -> bool {
         let top = isize::MAX as usize;
         self.end >= range.end
             || matches!(lister.at_or_after(range.end), Ok(Some(above)) if above.mapping.end <= top)
     }
 
-    /// Unmapping it makes one mapping more, and the process has as many as it may.
+    /// Whether unmapping the range makes one mapping more, and the process has as many as it may.
     fn is_stuck(&self, range: PageRange) -> bool {
         self.is_middle && detach::seals_are_seen() && detach::cannot_be_split(range)
     }
@@ -226,17 +228,18 @@ fn by_parts(
     movable: bool,
 ) -> Result<Way, Errno> {
     let mut hidden = match movable && quick_is_possible() {
-        // No two at once: see `Hidden::take`.
+        // The queue's lock ensures that one thread at a time reserves a place: see `Hidden::take`.
         true => queue::lock_unless_forking().and_then(|_queue| Hidden::reserve_like(range).ok()),
         false => None,
     };
-    // Before the first of it goes.
+    // Before the first part is unmapped.
     let watched = forget::forget(range);
     let mut slices = Slices { run: None };
     let mut way = Way::InSlices;
     let mut at = range.start;
     while at < range.end {
-        // What cannot be listed any more goes as a whole: nothing of it was touched.
+        // If the mappings cannot be listed any more, the rest goes in one call: nothing of it was
+        // changed.
         let Ok(found) = lister.at_or_after(at) else {
             slices.flush()?;
             by_the_kernel(PageRange::new(at, range.end))?;
@@ -245,7 +248,7 @@ fn by_parts(
         let Some(found) = found else { break };
         let Some(piece) = overlap(&found, range, at) else { break };
         let place = hidden.as_mut().filter(|_| is_movable(&found, piece, known));
-        // What lies before it in slices may go later than it: the order cannot be seen.
+        // Pieces before it in slices may be unmapped later than it: no thread can see the order.
         match place.is_some_and(|place| move_away(piece, place, watched)) {
             true => way = Way::Moved,
             false => slices.extend(piece)?,
@@ -256,8 +259,8 @@ fn by_parts(
     Ok(way)
 }
 
-/// Whether memory may be given back later at all: the worker is there to do it, and nothing that the
-/// program may do meanwhile fails for it.
+/// Whether memory may be given back later at all: the worker runs, and no call that the program may
+/// make meanwhile fails because of it.
 fn quick_is_possible() -> bool {
     service::is_served()
         && !fork::missed()
@@ -265,9 +268,10 @@ fn quick_is_possible() -> bool {
         && !bound::commit_is_limited()
 }
 
-/// `false`: it is where it was.
+/// `false`: the piece stays in its place.
 fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool {
-    // Another owner watches it: the kernel is to tell that one of a munmap, not of a move.
+    // Another owner's userfaultfd watches the piece. That owner must get the event of a munmap, not
+    // of a move.
     if !watched_by_us && watched::is_watched(piece.start, place.unreadable(piece)) {
         return false;
     }
@@ -275,10 +279,12 @@ fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool 
     if !queue.has_room() {
         return false;
     }
-    // SAFETY: the caller of `munmap` promises that nothing refers to the range. The piece was listed as part of
-    // one mapping, pieces come in ascending order, and the queue's lock keeps forks and other places away.
+    // SAFETY: the caller of `munmap` promises that nothing refers to the range. The piece was
+    // listed as part of one mapping, and pieces come in ascending order. While this thread holds
+    // the queue's lock no fork runs, and no other thread reserves a place.
     let Ok(there) = (unsafe { place.take(piece) }) else { return false };
-    // No fork until this is done. Refused, children that are forked before the teardown hold copies.
+    // No fork runs until this is done. If the kernel refuses, children that are forked before the
+    // teardown get copies.
     let _ = detach::keep_from_children(there);
     detach::name(there);
     queue.add(there);
@@ -308,10 +314,11 @@ impl Slices {
     fn flush(&mut self) -> Result<(), Errno> {
         let Some(run) = self.run.take() else { return Ok(()) };
         slice::each(run, |slice| {
-            // SAFETY: the caller of `munmap` promises that nothing refers to the range, and each address of it
-            // is unmapped once: a slice that is gone is not asked for again.
+            // SAFETY: the caller of `munmap` promises that nothing refers to the range. Each
+            // address is unmapped once: a slice that was unmapped is not tried again.
             let unmap = || unsafe { detach::unmap(slice.start, slice.len()) };
-            // Parts are gone already, so what the kernel lacked memory for is asked for once more.
+            // Parts are gone already, so if the kernel lacked memory for this slice the call is
+            // made once more.
             unmap().or_else(|_| unmap())
         })
     }

@@ -1,15 +1,15 @@
-//! A running `tenure lock`, and what the kernel says of it.
+//! A running `tenure lock`, and the kernel's figures about it.
 
 use super::*;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, ChildStdout};
 
-/// A running `tenure lock`, ended with the test.
+/// A running `tenure lock`, which ends with the test.
 pub struct Locker {
     pub child: Child,
     out: BufReader<ChildStdout>,
-    /// Everything it printed up to and with "ready".
+    /// The output up to "ready".
     pub said: String,
 }
 
@@ -76,7 +76,7 @@ impl Locker {
         }
     }
 
-    /// Ends it as Ctrl-C does. Exit code, and what it printed since.
+    /// Ends it as Ctrl-C does. Returns the exit code, and the output since then.
     pub fn interrupt(mut self) -> (Option<i32>, String, String) {
         signal(self.pid(), rustix::process::Signal::INT);
         let (mut out, mut err) = (String::new(), String::new());
@@ -108,7 +108,7 @@ pub fn replace(path: &Path, len: usize) -> u64 {
     inode(path)
 }
 
-/// Drops what can be dropped, and says what stayed.
+/// Drops the pages that can be dropped, and returns how many bytes stayed.
 pub fn after_dropping(path: &Path) -> u64 {
     drop_pages(path, 0..std::fs::metadata(path).unwrap().len());
     resident(path)

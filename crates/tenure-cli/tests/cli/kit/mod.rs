@@ -1,4 +1,4 @@
-//! What the tests of `populate` and `lock` share: files on a disk, the program, other users.
+//! Shared by the tests of `populate` and `lock`: files on a disk, the program, other users.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -25,7 +25,7 @@ pub fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// A directory of the test's own, on a file system with a page cache in front of it.
+/// A directory for one test, on a file system with a page cache.
 pub fn directory() -> Result<TempDir, Unavailable> {
     let top = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let kind = File::open(top).and_then(|dir| Ok(fstatfs(dir)?));
@@ -63,7 +63,7 @@ pub fn drop_pages(path: &Path, range: std::ops::Range<u64>) {
     fadvise(&file, range.start, len, Advice::DontNeed).expect("fadvise");
 }
 
-/// Resident bytes of the whole file.
+/// The resident bytes of the whole file.
 pub fn resident(path: &Path) -> u64 {
     let file = File::open(path).expect("the file is there");
     let len = file.metadata().expect("it has a size").len();
@@ -88,7 +88,7 @@ impl AsUser {
         let dir =
             tempfile::tempdir().map_err(|e| Unavailable::new(format!("no directory: {e}")))?;
         let program = dir.path().join("tenure");
-        // The build may lie where only root can go.
+        // The build may lie in a directory that only root can enter.
         std::fs::copy(env!("CARGO_BIN_EXE_tenure"), &program)
             .map_err(|e| Unavailable::new(format!("the program cannot be copied: {e}")))?;
         let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -100,12 +100,12 @@ impl AsUser {
         as_user(Command::new(&self.program))
     }
 
-    /// With a hard limit of so many bytes for locked memory.
+    /// The program with a hard limit of so many bytes for locked memory.
     pub fn tenure_with_limit(&self, bytes: u64) -> Command {
         self.with_limit(&format!("-l {}", bytes >> 10))
     }
 
-    /// With a limit in the words of the shell's `ulimit`.
+    /// The program with a limit in the form of the shell's `ulimit`.
     pub fn with_limit(&self, limit: &str) -> Command {
         let mut shell = Command::new("/bin/sh");
         let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
@@ -137,7 +137,7 @@ pub fn json(output: &Output) -> serde_json::Value {
     })
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Programs under the library, and beside it the same program without.
+//! Runs programs with the library, and without it for comparison.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::{is_whole, sweep};
 
-/// A compiled program of `tests/c`; without a compiler the test is skipped.
+/// A compiled program of `tests/c`. Without a compiler the test is skipped.
 #[allow(unused_macros)]
 macro_rules! program {
     ($source:literal) => {
@@ -31,7 +31,7 @@ pub fn library() -> &'static Path {
     PATH.get_or_init(|| libraries_of("tenure-preload", &[LIBRARY]).join(LIBRARY))
 }
 
-/// What may be switched on, small enough for tests.
+/// The mechanisms that can be switched on, with sizes small enough for tests.
 pub const LARGE: (&str, &str) = ("TENURE_LARGE", "pool:64K");
 pub const MMAP: (&str, &str) = ("TENURE_MMAP", "pool:64K");
 pub const UNMAP: (&str, &str) = ("TENURE_UNMAP", "retire:1M");
@@ -63,7 +63,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Or why there is none.
+    /// `Err`: why there is none.
     pub fn new(source: &'static str) -> Result<Program, String> {
         let (variable, default, standard) = match source.ends_with(".cpp") {
             true => ("CXX", "c++", "-std=c++17"),
@@ -72,7 +72,7 @@ impl Program {
         let compiler = compiler(variable, default)?;
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let mut cc = Command::new(compiler);
-        // -O0: a compiler may leave out allocations that nobody looks at.
+        // -O0, because a compiler may leave out unused allocations.
         if source == "taken_address.c" {
             cc.args(["-fno-pie", "-no-pie"]);
         }
@@ -108,7 +108,7 @@ impl Program {
         self.dir.path()
     }
 
-    /// As it is.
+    /// The program without the library.
     pub fn plain(&self) -> Command {
         let mut command = Command::new(self.path());
         clean(&mut command);
@@ -117,24 +117,26 @@ impl Program {
         command
     }
 
-    /// Under the library.
+    /// The program with the library.
     pub fn under(&self, options: &[(&str, &str)], beneath: Option<&Path>) -> Command {
         let mut command = self.plain();
         preload(&mut command, options, beneath);
         command
     }
 
-    /// The program is given these arguments from here on.
+    /// Passes these arguments to the program from now on.
     pub fn with(mut self, arguments: &[&Path]) -> Program {
         self.arguments = arguments.iter().map(|argument| argument.into()).collect();
         self
     }
 
-    /// Runs to its end, in good order, with the same output under each set of options as without. A short sweep
-    /// makes one of the sets in which a mechanism is alone.
+    /// Runs the program, which must succeed, and must print with each set of options the output
+    /// that it prints without the library. A short sweep runs only one of the sets with a single
+    /// mechanism.
     pub fn same_under_all_options(&self) -> Output {
         let expected = done(self.name, &mut self.plain());
-        // Two at a time: most programs wait half of the time, for each other or for the machine's pages.
+        // Two at a time: most programs spend half of the time waiting, for each other or for the
+        // machine's pages.
         let alone = self.some_of(&SETS[..4]);
         let sets: Vec<_> = alone.iter().copied().chain([ALL, DISABLED]).collect();
         for pair in sets.chunks(2) {
@@ -147,14 +149,15 @@ impl Program {
         expected
     }
 
-    /// The same, and over other allocators.
+    /// Does so with the library alone, and over other allocators.
     pub fn same_everywhere(&self) {
         let expected = &self.same_under_all_options();
         let allocators = allocators();
         std::thread::scope(|scope| {
             for allocator in self.some_of(&allocators) {
                 scope.spawn(move || {
-                    // Some do not do what is asked here even alone: mimalloc 2.0.9 aborts where new should throw.
+                    // Some allocators fail even without the library: mimalloc 2.0.9 aborts where
+                    // new should throw.
                     let mut alone = self.plain();
                     alone.env("LD_PRELOAD", allocator);
                     if attempt(&mut alone).status.success() {
@@ -165,7 +168,7 @@ impl Program {
         });
     }
 
-    /// All of them if the sweeps are to be whole, and else one, which is another for other programs.
+    /// All of them in a whole sweep. Otherwise one, which depends on the program.
     fn some_of<'a, T>(&self, all: &'a [T]) -> &'a [T] {
         if all.is_empty() || is_whole() {
             return all;
@@ -201,8 +204,8 @@ pub fn preload(command: &mut Command, options: &[(&str, &str)], beneath: Option<
     command.env("LD_PRELOAD", list).envs(options.iter().copied());
 }
 
-/// Runs a command that must succeed. What hangs is killed after two minutes: `timeout` runs without the
-/// library, `env` sets it for the program alone.
+/// Runs a command that must succeed. A command that hangs is killed after two minutes. `timeout`
+/// runs without the library: `env` sets it for the program alone.
 #[track_caller]
 pub fn done(about: &str, command: &mut Command) -> Output {
     let output = attempt(command);

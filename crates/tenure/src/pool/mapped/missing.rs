@@ -1,5 +1,5 @@
-//! Pages that are there, and that the program takes to be missing: it is about to have a userfaultfd told
-//! of each page that is touched for the first time.
+//! Resident pages that the program takes to be missing. It is about to register a userfaultfd,
+//! which reports each first touch of a missing page.
 
 #![allow(unsafe_code, reason = "reads and drops pages of a free run")]
 
@@ -11,17 +11,19 @@ use crate::pool::lookup;
 use crate::pool::run::{flag, state};
 use crate::range::PageRange;
 
-/// Between two looks at what is to go, so that the time is short in which another thread may write there.
+/// The most pages that are checked before they are dropped. A small number makes the time short in
+/// which another thread may write to one of them.
 const MOST_AT_ONCE: usize = 64;
 
-/// Discards the pages that are resident and read as zeros, in the runs in use that the range touches. To the
-/// program a run is memory that was never touched, but its pages may be those of a former owner, zeroed. A page
-/// that the program itself has filled with zeros goes as well, because nothing tells it from the others. It still
-/// reads as zeros, unless a handler of the program serves it from then on.
+/// Discards the pages that are resident and read as zeros, in the runs in use that the range
+/// touches. To the program a run is memory that was never touched, but its pages may be those of a
+/// former owner, zeroed. The call also discards a page that the program itself has filled with
+/// zeros, because nothing distinguishes it from the others. The page still reads as zeros, unless a
+/// handler of the program fills it from then on.
 ///
-/// Call it before the range is registered (`UFFDIO_REGISTER`). Afterwards discarding is an event, and a read of a
-/// missing page waits for the program's handler. What another thread writes to a page of zeros at the same moment
-/// may be lost.
+/// Call it before the range is registered (`UFFDIO_REGISTER`). Afterwards discarding raises an
+/// event, and a read of a missing page waits for the program's handler. If another thread writes to
+/// a page of zeros at the same moment, its write may be lost.
 ///
 /// ```
 /// use tenure::pool::mapped;
@@ -43,14 +45,14 @@ pub fn drop_zeros(addr: usize, len: usize) {
                     errno::kept(|| drop_zeros_of_run(range, run.is(flag::TAINTED)));
                 }
             }
-            // Perhaps a run that the program has, and has changed since.
+            // It may be a run that the program has in use, and has changed since.
             state::LEFT => errno::kept(|| drop_zeros_of_mappings(part)),
             _ => {}
         }
     });
 }
 
-/// Of what lies where a run was: of memory that is no file's.
+/// Drops the zeros of private memory without a file, at the addresses of a former run.
 fn drop_zeros_of_mappings(range: PageRange) {
     let mut lister = Lister::new();
     let mut at = range.start;
@@ -67,16 +69,19 @@ fn drop_zeros_of_mappings(range: PageRange) {
     }
 }
 
-/// A run that the program has changed (protected, unmapped in parts, registered before) is read through the
-/// kernel, which answers where a load would raise a signal; and only the pages that are there are looked at,
-/// for the others may be waited for. Where the kernel does not tell, such a run is left alone.
+/// The program may have changed a run: protected it, unmapped it in parts, or registered it before.
+/// The kernel reads such a run for this thread, and returns an error where a load would raise a
+/// signal. Only resident pages are read, because a read of a missing page may wait for the
+/// program's handler. If the kernel does not tell which pages are resident, such a run stays as it
+/// is.
 fn drop_zeros_of_run(range: PageRange, changed: bool) {
     let memory = changed.then(OwnMemory::open);
     let reads_as_zeros = |page: PageRange| match &memory {
         Some(memory) => memory.reads_as_zeros(page),
         None => (page.start..page.end).step_by(size_of::<u64>()).all(|word| {
-            // SAFETY: in the whole pages of a run in use, as it was handed out: readable, and words are
-            // aligned. Volatile, for the program's other threads may write.
+            // SAFETY: the words lie in the whole pages of a run in use that the program has not
+            // changed, so they are readable and aligned. The read is volatile, because other
+            // threads may write.
             unsafe { (word as *const u64).read_volatile() == 0 }
         }),
     };
@@ -92,7 +97,7 @@ fn drop_zeros_of_run(range: PageRange, changed: bool) {
     }
 }
 
-/// Drops the zeros among pages that are there.
+/// Drops the pages that read as zeros among resident pages.
 fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -> bool) {
     let page = page_size();
     let mut at = from;
@@ -103,8 +108,8 @@ fn drop_zeros_there(from: usize, to: usize, reads_as_zeros: impl Fn(PageRange) -
             at += page;
         }
         if start < at {
-            // Refused where it is locked; then it was to be there.
-            // SAFETY: pages that read as zeros: nothing is lost by dropping them.
+            // The kernel refuses if the pages are locked: the program then wants them resident.
+            // SAFETY: the pages read as zeros, so dropping them loses nothing.
             let _ = unsafe { advise::drop_pages(PageRange::new(start, at)) };
         }
         if at < end {
