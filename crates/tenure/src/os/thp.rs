@@ -126,8 +126,7 @@ pub(crate) fn shared_unasked() -> bool {
         is_always(c"/sys/kernel/mm/transparent_hugepage/shmem_enabled") == Some(Some(true));
     let by_size = |size: usize| {
         let mut path = [0u8; 128];
-        let name = format_args!("{DIRECTORY}/hugepages-{}kB/shmem_enabled", size >> 10);
-        (&mut path[..]).write_fmt(name).ok()?;
+        write!(&mut path[..], "{DIRECTORY}/hugepages-{}kB/shmem_enabled", size >> 10).ok()?;
         is_always(CStr::from_bytes_until_nul(&path).ok()?)
     };
     let mut set = sizes().filter_map(by_size).peekable();
