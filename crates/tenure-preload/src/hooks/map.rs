@@ -176,8 +176,11 @@ fn is_private_anonymous(flags: c_int) -> bool {
 /// committed memory (`MAP_NORESERVE`), and joins only mappings that it counts alike. Without the pool
 /// they would join, and an mremap over their border would succeed.
 fn joining(start: usize, len: usize, flags: c_int) -> c_int {
-    // With huge pages of hugetlbfs the flag would prevent the reservation.
-    let is_plain = is_private_anonymous(flags) && flags & libc::MAP_HUGETLB == 0;
+    // With huge pages of hugetlbfs the flag would prevent the reservation. A mapping that grows
+    // downwards joins no other, and with the flag the kernel counts its growth for ever: after an
+    // unmap, and after the process's end.
+    let others = libc::MAP_HUGETLB | libc::MAP_GROWSDOWN;
+    let is_plain = is_private_anonymous(flags) && flags & others == 0;
     match is_plain && MAPPINGS.may_go_uncounted(len) && mapped::is_among_runs(start, len) {
         true => flags | libc::MAP_NORESERVE,
         false => flags,

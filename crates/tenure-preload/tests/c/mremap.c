@@ -93,6 +93,35 @@ static void over_borders(size_t len) {
     CHECK(munmap(part, 4 * len) == 0 && munmap(at + 3 * len, len) == 0);
 }
 
+/* Whether the kernel counts the mapping at an address as committed memory. */
+static int is_counted(char *at) {
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    char line[4096];
+    unsigned long start, end;
+    int here = 0, counted = 0;
+    CHECK(smaps);
+    while (fgets(line, sizeof line, smaps)) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+            here = (unsigned long)at >= start && (unsigned long)at < end;
+        if (here && !strncmp(line, "VmFlags:", 8))
+            counted = strstr(line, " ac") != NULL;
+    }
+    fclose(smaps);
+    return counted;
+}
+
+/* A mapping that grows downwards, in a hole: the kernel counts its growth, and after the unmap only
+   takes away what it counts as committed. */
+static void growing_downwards(size_t len) {
+    char *at = map(2 * len);
+    fill(at, 2 * len, 12);
+    CHECK(munmap(at, len) == 0);
+    char *low = at + len / 2;
+    CHECK(mmap(low, 4096, RW, ANON | MAP_GROWSDOWN | MAP_FIXED, -1, 0) == low);
+    CHECK(is_counted(low));
+    CHECK(munmap(low, 4096) == 0 && munmap(at + len, len) == 0);
+}
+
 /* A mapping that cannot grow stays in place, unchanged. */
 static void refused(size_t len) {
     char *at = map(len);
@@ -136,6 +165,8 @@ int main(void) {
         grow_with_its_state(sizes[n]);
     for (size_t n = 0; n < 4; n++)
         over_borders(sizes[n]);
+    for (size_t n = 0; n < 4; n++)
+        growing_downwards(sizes[n]);
     grow_step_by_step();
     /* And by realloc, in a fixed sequence. */
     unsigned state = 1;

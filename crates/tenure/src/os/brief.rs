@@ -6,11 +6,13 @@
 //! about it, which takes a microsecond.
 //!
 //! A thread that knows that the number is free may close it and put a file of its own under it
-//! meanwhile (`dup2`). And the worker has a descriptor table of its own, so its number may be another
-//! file's in the table that a child gets. So this module closes a descriptor only if it is still the
-//! file that was opened.
+//! meanwhile (`dup2`). And a thread of the program may have a descriptor table of its own, so its
+//! number may be another file's in the table that a child gets. So this module closes a descriptor
+//! only if it is still the file that was opened. tenure's own threads have such tables, too: a child
+//! gets none of their descriptors, so those are not noted.
 
 use super::errno::last_errno;
+use super::own_table::this_thread_has_own_table;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{fstat, open as open_file, stat, Mode, OFlags};
 use rustix::io::Errno;
@@ -222,6 +224,10 @@ impl Brief {
 }
 
 fn begin() -> Option<&'static Note> {
+    // The program may have the same file open under the same number, and a child keeps that one.
+    if this_thread_has_own_table() {
+        return None;
+    }
     let busy = here() | BUSY;
     let free = |note: &&Note| {
         note.word.load(Ordering::Relaxed) == 0
@@ -382,32 +388,48 @@ mod tests {
     /// program's table.
     #[test]
     fn a_child_keeps_the_numbers_of_other_tables() {
-        in_child(this_test!(), &[], || {
-            crate::watch_forks();
-            let (opened, is_open) = std::sync::mpsc::sync_channel(0);
-            let (end, ends) = std::sync::mpsc::sync_channel::<()>(0);
-            let theirs = std::thread::spawn(move || {
-                crate::os::uffd::private_descriptor_table(&mut []).unwrap();
-                let list = open("/proc/thread-self/maps").unwrap();
-                opened.send(list.number()).unwrap();
-                ends.recv().unwrap();
-            });
-            let number = is_open.recv().unwrap();
-            // SAFETY: a copy of a descriptor of the test's, under the number that the other thread's file has.
-            assert!(unsafe { libc::dup2(2, number) } == number);
-            // SAFETY: the child looks at the number and exits without unwinding.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: asks whether it is open, and ends the child.
-                unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) < 0).into()) };
+        in_child(this_test!(), &[], || a_child_keeps_number(false));
+    }
+
+    /// As above, and it is the same file: a monitor reads `/proc/meminfo` from standard input, and
+    /// the worker does so, too.
+    #[test]
+    fn a_child_keeps_the_numbers_of_tenures_threads_also_for_the_same_file() {
+        in_child(this_test!(), &[], || a_child_keeps_number(true));
+    }
+
+    /// `tenures`: the other thread is tenure's, and the two tables have the same file.
+    fn a_child_keeps_number(tenures: bool) {
+        crate::watch_forks();
+        let path = "/proc/meminfo";
+        let same = std::fs::File::open(path).unwrap();
+        let (opened, is_open) = std::sync::mpsc::sync_channel(0);
+        let (end, ends) = std::sync::mpsc::sync_channel::<()>(0);
+        let theirs = std::thread::spawn(move || {
+            crate::os::uffd::private_descriptor_table(&mut []).unwrap();
+            if tenures {
+                crate::os::own_table::has_own_table();
             }
-            let mut status = 0;
-            // SAFETY: the kernel writes the local.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            end.send(()).unwrap();
-            theirs.join().unwrap();
-            assert_eq!(status, 0, "the child has lost descriptor {number}");
+            let list = open(path).unwrap();
+            opened.send(list.number()).unwrap();
+            ends.recv().unwrap();
         });
+        let number = is_open.recv().unwrap();
+        let copied = if tenures { same.as_raw_fd() } else { 2 };
+        // SAFETY: a copy of a descriptor of the test's, under the number that the other thread's file has.
+        assert!(unsafe { libc::dup2(copied, number) } == number);
+        // SAFETY: the child looks at the number and exits without unwinding.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: asks whether it is open, and ends the child.
+            unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) < 0).into()) };
+        }
+        let mut status = 0;
+        // SAFETY: the kernel writes the local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        end.send(()).unwrap();
+        theirs.join().unwrap();
+        assert_eq!(status, 0, "the child has lost descriptor {number}");
     }
 
     /// The thread that forks keeps its own descriptor, also in the child.

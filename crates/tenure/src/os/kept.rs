@@ -8,13 +8,13 @@
 //! and tenure's file put back, all in between.) Otherwise the file is opened again.
 
 use super::brief::{self, Brief};
+use super::own_table::this_thread_has_own_table;
 use super::signal::Blocked;
 use super::{generation, uffd};
 use rustix::fd::{AsFd, BorrowedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::getpid;
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Programs hand out and close the low numbers. Where the limit on descriptors is below this
@@ -55,25 +55,9 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// file.
 static NOTHING_IS_OPENED: AtomicBool = AtomicBool::new(false);
 
-thread_local! {
-    /// Each thread's own: whether it has a descriptor table of its own.
-    static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Notes that the calling thread has a descriptor table of its own, in which the descriptors of
-/// other threads are missing.
-pub(crate) fn has_own_table() {
-    HAS_OWN_TABLE.set(true);
-}
-
-/// Returns whether the calling thread has a descriptor table of its own.
-pub(crate) fn this_thread_has_own_table() -> bool {
-    HAS_OWN_TABLE.get()
-}
-
 /// Returns whether the calling thread may open files, and opens them for the whole process.
 fn may_open() -> bool {
-    if HAS_OWN_TABLE.get() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
+    if this_thread_has_own_table() || NOTHING_IS_OPENED.load(Ordering::Relaxed) {
         return false;
     }
     let own = getpid().as_raw_nonzero().get();
@@ -154,7 +138,7 @@ impl Kept {
 
     /// The word for the file as this process has it open. `None`: it cannot stay open.
     fn word(&self) -> Option<u64> {
-        if HAS_OWN_TABLE.get() {
+        if this_thread_has_own_table() {
             return None;
         }
         let there = self.open.load(Ordering::Acquire);
@@ -329,7 +313,7 @@ mod tests {
             // With a table of its own, as the background threads have.
             let own = std::thread::spawn(|| {
                 uffd::private_descriptor_table(&mut []).unwrap();
-                has_own_table();
+                crate::os::own_table::has_own_table();
                 MAPS.asked(|_| ()).unwrap();
             });
             own.join().unwrap();

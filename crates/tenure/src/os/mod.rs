@@ -32,6 +32,7 @@ pub(crate) mod mlock;
 pub(crate) mod mounts;
 pub(crate) mod once;
 pub(crate) mod own_memory;
+pub(crate) mod own_table;
 pub(crate) mod page_cache;
 pub(crate) mod pagemap;
 pub(crate) mod pagemap_scan;

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "asks for locks, and keeps a descriptor in the thread's own table")]
 
 use super::errno::last_errno;
-use super::kept;
+use super::own_table;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
@@ -37,13 +37,13 @@ thread_local! {
 /// moved to another group.
 pub(crate) fn is_to_join(now: Instant, after: Duration) -> bool {
     let is_late = |at: Instant| now.saturating_duration_since(at) >= after;
-    kept::this_thread_has_own_table() && OWN.get().is_none_or(|(_, at)| is_late(at))
+    own_table::this_thread_has_own_table() && OWN.get().is_none_or(|(_, at)| is_late(at))
 }
 
 /// Counts the calling thread for the limit that this file identifies, and for no other. The thread
 /// has a descriptor table of its own: in the shared one the program could close the descriptor.
 pub(crate) fn join(file: &Path, now: Instant) {
-    debug_assert!(kept::this_thread_has_own_table());
+    debug_assert!(own_table::this_thread_has_own_table());
     if let Some((before, _)) = OWN.take() {
         // SAFETY: the code below opened it in this thread's own table, and `OWN`, from which it is
         // taken here, was the only place that had it.
@@ -136,7 +136,7 @@ mod tests {
             scope.spawn(|| {
                 // SAFETY: a call without pointers.
                 assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
-                kept::has_own_table();
+                own_table::has_own_table();
                 join(&file, Instant::now());
                 let before = spent();
                 // As many scans as in a second.
@@ -160,7 +160,7 @@ mod tests {
         let joined = || {
             // SAFETY: a call without pointers.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
-            kept::has_own_table();
+            own_table::has_own_table();
             join(&file, Instant::now());
         };
         let (all, over) = (Barrier::new(5), Barrier::new(5));

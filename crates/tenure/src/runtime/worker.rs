@@ -14,7 +14,7 @@ use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
 use crate::os::thread::{can_allocate, spawn_apart};
 use crate::os::tid;
-use crate::os::{generation, kept, pagemap, uffd};
+use crate::os::{generation, own_table, pagemap, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -335,7 +335,7 @@ fn run(number: u64) {
     }
     let private = uffd::private_descriptor_table(&mut keep[..count]).is_ok();
     if private {
-        kept::has_own_table();
+        own_table::has_own_table();
         pagemap::stays_open_on_this_thread();
     }
     // There may be no descriptors yet, or the program may have closed them before.
@@ -438,7 +438,7 @@ fn listen(bell: Option<Bell>) {
         // that no thread can take back any more.
         let mut keep = bell.map(Bell::descriptor);
         if uffd::private_descriptor_table(keep.as_mut_slice()).is_ok() {
-            kept::has_own_table();
+            own_table::has_own_table();
         }
         number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();

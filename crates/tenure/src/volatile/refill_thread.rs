@@ -8,7 +8,7 @@
 
 use super::make_again;
 use super::object::Object;
-use crate::os::{advise, kept, page_size, thread, uffd};
+use crate::os::{advise, own_table, page_size, thread, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -125,7 +125,7 @@ fn find(address: usize) -> Option<Arc<Object>> {
 /// For each touch of a missing page: makes the page and lets the touching thread continue.
 fn serve() {
     // The thread shares the background thread's table.
-    kept::has_own_table();
+    own_table::has_own_table();
     let fd = detection::raw(Kind::Refill);
     let watcher = uffd::Watcher::of_this_process(fd);
     // Touches of objects that another thread is refilling, which makes these pages too.

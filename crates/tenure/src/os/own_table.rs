@@ -1,0 +1,19 @@
+//! Which threads of tenure have a descriptor table of their own: not the program's, which a child of a fork gets.
+
+use std::cell::Cell;
+
+thread_local! {
+    /// Each thread's own: whether it has a descriptor table of its own.
+    static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes that the calling thread has a descriptor table of its own, in which the descriptors of
+/// other threads are missing.
+pub(crate) fn has_own_table() {
+    HAS_OWN_TABLE.set(true);
+}
+
+/// Returns whether the calling thread has a descriptor table of its own.
+pub(crate) fn this_thread_has_own_table() -> bool {
+    HAS_OWN_TABLE.get()
+}
