@@ -52,6 +52,11 @@ impl Lists {
         self.footprint.saturating_sub(self.free.bytes())
     }
 
+    /// Whether large values' memory waits that is little beside all segments, with so many bytes more.
+    pub(super) fn may_spare(&self, more: u64) -> bool {
+        self.spare.bytes() + more <= self.footprint / 8
+    }
+
     /// The closed segment that follows one, round and round.
     fn after(&self, segment: &Segment) -> Option<u32> {
         let (first, second) = (self.probation.first(), self.protected.first());

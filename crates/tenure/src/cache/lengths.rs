@@ -44,7 +44,9 @@ impl Lengths {
     pub fn put_again(&self, need: usize) {
         self.put(need);
         let counted = self.counted.load(Ordering::Relaxed);
-        if counted > 0 {
+        // Of four gigabytes of such values, the next ones change nothing about how long they are.
+        let has_room = (counted as u32).checked_add(need as u32).is_some();
+        if counted > 0 && has_room {
             self.counted.store(counted + (1 << 32) + need as u64, Ordering::Relaxed);
         }
     }
@@ -92,5 +94,21 @@ mod tests {
         assert_eq!(lengths.left(&life, 1000), left(200, 200));
         lengths.reset();
         assert_eq!(lengths.left(&life, 1000), left(500, 500));
+    }
+
+    /// As where one value of a segment is overwritten all the time: the segment stays, and is not counted again.
+    #[test]
+    fn the_estimate_outlasts_any_number_of_values_put_in_again() {
+        let (life, lengths, need) = (Life::new(), Lengths::new(), 200_000);
+        (0..10).for_each(|_| life.add(1));
+        lengths.put(need);
+        lengths.count(10, 10 * need, need);
+        for _ in 0..50_000 {
+            life.leave(1);
+            life.add_again(1);
+            lengths.put_again(need);
+            let left = lengths.left(&life, 10 * need);
+            assert_eq!(left, Bytes { likely: 2_000_000, least: 2_000_000 });
+        }
     }
 }

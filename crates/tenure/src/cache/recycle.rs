@@ -265,12 +265,22 @@ impl Space {
     /// Keeps the memory of a large value for the next one, if that is not much beside all values' bytes.
     fn spares(&self, segment: &Segment) -> bool {
         let mut lists = self.lists.lock();
-        let bytes = lists.spare.bytes() + segment.capacity() as u64;
-        let spares = bytes <= lists.footprint / 8 && !lists.growth.too_large(lists.footprint);
+        let spares =
+            lists.may_spare(segment.capacity() as u64) && !lists.growth.too_large(lists.footprint);
         if spares {
             lists.spare.push(&self.segments, segment);
         }
         spares
+    }
+
+    /// Gives memory back that was little beside what was there before, and is much beside what is left.
+    fn trim_spare(&self) {
+        loop {
+            let is_little = self.lists.lock().may_spare(0);
+            if is_little || !self.give_up_spare() {
+                return;
+            }
+        }
     }
 
     /// Puts away a segment that is out of date, in no list, and that the caller has pinned. `give`:
@@ -293,6 +303,11 @@ impl Space {
             let mut lists = self.lists.lock();
             lists.growth.gave_back(capacity);
             lists.unmapped.push(&self.segments, segment);
+            drop(lists);
+            // Not where this gives up one of them.
+            if !give {
+                self.trim_spare();
+            }
             return;
         }
         let give = give || segment.all_lost() || {

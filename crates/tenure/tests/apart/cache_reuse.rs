@@ -112,6 +112,23 @@ fn a_large_value_s_memory_goes_to_whatever_needs_it() {
 }
 
 #[test]
+fn what_large_values_leave_is_little_beside_the_others() {
+    promised(this_test!(), || {
+        never_offer();
+        let cache = Cache::<u64>::new().unwrap();
+        let value = vec![1; 1 << 20];
+        let fill = || (0..100).for_each(|key| cache.insert(key, &value).unwrap());
+        fill();
+        cache.clear();
+        assert_eq!(cache.weighted_size(), 0, "bytes of no value");
+        fill();
+        (1..100).for_each(|key| assert!(cache.remove(&key)));
+        cache.insert(0, &value).unwrap();
+        assert!(cache.weighted_size() <= 3 << 20, "{}", cache.weighted_size());
+    });
+}
+
+#[test]
 fn a_value_that_is_held_stays_whatever_takes_its_place() {
     promised(this_test!(), || {
         never_offer();
