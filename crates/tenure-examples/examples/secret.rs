@@ -61,12 +61,22 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel's flags of a secret's mapping.
+/// The kernel's flags of the mapping that a secret lies in. The kernel may have joined it with
+/// another secret's.
 #[cfg(test)]
 fn flags(secret: &Secret) -> Vec<String> {
-    let start = format!("{:x}-", secret.bytes().as_ptr() as usize);
+    let at = secret.bytes().as_ptr() as usize;
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+    let is_its = |line: &&str| {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let [Some(start), Some(end)] = [range.map(|(start, _)| start), range.map(|(_, end)| end)]
+            .map(|number| usize::from_str_radix(number?, 16).ok())
+        else {
+            return false;
+        };
+        (start..end).contains(&at)
+    };
+    let lines = smaps.lines().skip_while(|line| !is_its(line));
     let line = lines.filter_map(|line| line.strip_prefix("VmFlags: ")).next().unwrap();
     line.split_whitespace().map(str::to_owned).collect()
 }
