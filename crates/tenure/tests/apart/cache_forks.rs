@@ -37,7 +37,7 @@ fn end_child(cache: &Cache<u64>) {
 
 /// Chosen for some hundred forks.
 fn stride_of_inserts() -> u64 {
-    sweep(3607, 601)
+    sweep(1801, 601)
 }
 
 fn fork_while_segments_are_opened(raw: bool) {

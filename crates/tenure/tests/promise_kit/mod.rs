@@ -66,8 +66,7 @@ pub fn promised_within(test: &str, bytes: u64, body: impl FnOnce()) -> Result<()
     Ok(())
 }
 
-/// Ends this process with a message if it still runs after four times [`PATIENCE`]. (Twice was too
-/// little for a test that takes 6 s alone, beside four busy loops on two processors.)
+/// Ends this process with a message if it still runs after four times [`PATIENCE`].
 pub fn watchdog() {
     std::thread::spawn(|| {
         let (start, deadline) = (Instant::now(), Deadline::after(4 * PATIENCE));
