@@ -47,7 +47,10 @@ fn check_offered(maps: &[Map]) -> io::Result<()> {
     // counts them late. Huge pages are not kept.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let late = (31 * processors * page_size()) as u64;
-    if freed + late < total {
+    // The kernel does not take a page that it just moves, to compact memory for any process: 86 of
+    // 16,384 were missing while memory was compacted all the time.
+    let moving = total / 50;
+    if freed + late + moving < total {
         return Err(io::Error::other(format!("only {freed} of {total} bytes are offered")));
     }
     Ok(())

@@ -99,7 +99,9 @@ static inline size_t present(const void *at, size_t len)
     for (size_t page = (uintptr_t)at / PAGE; page < ((uintptr_t)at + len) / PAGE; page++) {
         uint64_t entry;
         CHECK(pread(fd, &entry, sizeof entry, (off_t)(page * sizeof entry)) == sizeof entry);
-        count += entry >> 63;
+        /* Present (bit 63), or in swap (bit 62). A page that the kernel just moves, to compact
+         * memory for any process, looks as if it were in swap. */
+        count += entry >> 62 != 0;
     }
     close(fd);
     return count;

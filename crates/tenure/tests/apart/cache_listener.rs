@@ -95,7 +95,10 @@ fn what_the_kernel_took_is_told_at_a_look() {
                 let at = cache.get(&1).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
                 std::thread::sleep(Duration::from_millis(30));
                 reclaim(at, 3 * MIB - PAGE);
-                assert_eq!(taken(&told), [], "before any look");
+                // If other programs need the memory, the cache may have evicted the value.
+                let before: Vec<_> =
+                    taken(&told).into_iter().filter(|(_, cause)| *cause != Evicted).collect();
+                assert_eq!(before, [], "before any look");
                 match look {
                     0 => drop(cache.get(&1)),
                     1 => cache.iter().for_each(drop),
@@ -113,7 +116,9 @@ fn what_the_kernel_took_is_told_at_a_look() {
                     assert_eq!(told.iter().filter(|(key, _)| *key == 1).count(), 1);
                     break;
                 }
-                assert!(told.iter().all(|(key, cause)| *key >= 100 || *cause == Replaced));
+                let may_be =
+                    |(key, cause): &(u64, _)| *key >= 100 || matches!(cause, Replaced | Evicted);
+                assert!(told.iter().all(may_be), "look {look}: {told:?}");
                 assert!(begin.elapsed() < PATIENCE / 4, "look {look}: nothing was purged");
             }
         }
