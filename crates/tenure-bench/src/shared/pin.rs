@@ -69,15 +69,18 @@ fn each(count: usize, mut step: impl FnMut() -> io::Result<()>) -> io::Result<f6
 }
 
 fn pin_shared(shared: &SharedVolatile, chunk: usize) -> io::Result<()> {
-    match black_box(shared.pin(chunk)?).intact() {
-        Some(_) => Ok(()),
+    match shared.pin(chunk)?.intact() {
+        Some(bytes) => {
+            black_box(bytes.as_ptr());
+            Ok(())
+        }
         // The machine is short of memory, so the chunk is not intact.
         None => Err(io::Error::new(io::ErrorKind::TimedOut, "the chunk was purged meanwhile")),
     }
 }
 
 fn pin_private(one: &Volatile) -> io::Result<()> {
-    drop(black_box(one.pin()?));
+    black_box(one.pin()?.as_ptr());
     Ok(())
 }
 
@@ -137,11 +140,11 @@ pub(super) fn threads(options: &Options, report: &mut Report<'_>) -> io::Result<
                     Ok(with_calls(mean(all)?, private_calls))
                 }))
                 .with(Contestant::new(MUTEX, Role::Reference, || {
-                    let own = Mutex::new(0u64);
                     let (_, all) = parallel(threads, |_| {
-                        let own = if which == Which::One { &mutex } else { &own };
+                        let own = Mutex::new(0u64);
+                        let mutex = if which == Which::One { &mutex } else { &own };
                         each(count, || {
-                            drop(black_box(own.lock()));
+                            drop(black_box(mutex.lock()));
                             Ok(())
                         })
                     });

@@ -223,13 +223,25 @@ impl SharedVolatile {
     /// process has no refill function. `EIO`: the refill function failed or panicked. `EDEADLK`: the chunk's own refill
     /// function pins it. `ENOMEM`: no memory for the chunk; the next pin is told as this one would have been. `EUSERS`: this process has the chunk
     /// pinned 32,000 times. `EPROTO`: another process has overwritten the header.
+    #[inline]
     pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
         self.pin_as("SharedVolatile::pin", chunk)
     }
 
+    #[inline]
     fn pin_as(&self, call: &'static str, chunk: usize) -> Result<SharedPin<'_>> {
+        if let Some(intact) = self.pin_intact(chunk) {
+            return Ok(SharedPin::Intact(intact));
+        }
         self.check(call, chunk)?;
         SharedPin::take(call, &self.region, chunk)
+    }
+
+    /// Pins a chunk that there is, if it is intact.
+    #[inline]
+    fn pin_intact(&self, chunk: usize) -> Option<SharedChunk<'_>> {
+        let pinned = chunk < self.chunks() && self.region.pin_intact(chunk);
+        pinned.then(|| SharedChunk::pinned(&self.region, chunk))
     }
 
     /// Pins a chunk if it is intact. `None`: it is gone or being made, and nobody was told.
@@ -246,6 +258,9 @@ impl SharedVolatile {
     /// As [`SharedVolatile::pin`], but for `ENOMEM` and `EACCES`.
     pub fn read(&self, chunk: usize) -> Result<Option<SharedChunk<'_>>> {
         let call = "SharedVolatile::read";
+        if let Some(intact) = self.pin_intact(chunk) {
+            return Ok(Some(intact));
+        }
         self.check(call, chunk)?;
         let found = self.region.pin(call, chunk, false)?;
         // The pin of one that is being made ends here.

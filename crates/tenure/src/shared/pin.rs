@@ -122,6 +122,14 @@ pub struct BeingMade<'a> {
     pin: Pin<'a>,
 }
 
+impl<'a> SharedChunk<'a> {
+    /// Of a chunk that is intact, and for which a pin is counted.
+    #[inline]
+    pub(super) fn pinned(region: &'a Region, chunk: usize) -> SharedChunk<'a> {
+        SharedChunk { pin: Pin { region, chunk } }
+    }
+}
+
 /// One pin of one chunk.
 #[derive(Debug)]
 struct Pin<'a> {
@@ -130,6 +138,7 @@ struct Pin<'a> {
 }
 
 impl Drop for Pin<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.region.unpin(self.chunk);
     }
@@ -202,7 +211,7 @@ impl<'a> SharedPin<'a> {
     pub(super) fn of(region: &'a Region, chunk: usize, found: Found) -> Option<SharedPin<'a>> {
         let pin = || Pin { region, chunk };
         Some(match found {
-            Found::Intact => SharedPin::Intact(SharedChunk { pin: pin() }),
+            Found::Intact => SharedPin::Intact(SharedChunk::pinned(region, chunk)),
             Found::Busy(_) => SharedPin::BeingMade(BeingMade { pin: pin() }),
             Found::ToMake(..) | Found::Gone(_) | Found::Damaged => return None,
         })
@@ -215,6 +224,7 @@ impl<'a> SharedPin<'a> {
     /// assert!(shared.pin(0)?.intact().is_none()); // nobody has made it
     /// # Ok::<(), tenure::Error>(())
     /// ```
+    #[inline]
     pub fn intact(self) -> Option<SharedChunk<'a>> {
         match self {
             SharedPin::Intact(chunk) => Some(chunk),

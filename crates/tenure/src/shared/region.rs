@@ -81,9 +81,24 @@ impl Region {
         })
     }
 
-    /// Pins a chunk and looks at it. `make`: the caller makes what is gone, and first provides its memory.
+    /// Pins a chunk if it is intact. `false`: it is not pinned, and [`pin`](Self::pin) tells why.
+    ///
+    /// The result is in a register, so a caller builds its guard in place. A guard inside two enums was copied through
+    /// memory twice: 8 of 56 ns (Xeon).
+    pub fn pin_intact(&self, chunk: usize) -> bool {
+        if self.count_one("pin", chunk).is_err() {
+            return false;
+        }
+        let is_intact = self.chunk(chunk).look(None) == Found::Intact;
+        if !is_intact {
+            self.unpin(chunk);
+        }
+        is_intact
+    }
+
+    /// Counts a pin.
     #[inline]
-    pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
+    fn count_one(&self, call: &'static str, chunk: usize) -> Result<()> {
         fork::look();
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
@@ -105,6 +120,13 @@ impl Region {
                 record.used.store(tick, Ordering::Relaxed);
             }
         }
+        Ok(())
+    }
+
+    /// Pins a chunk and looks at it. `make`: the caller makes what is gone, and first provides its memory.
+    pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
+        self.count_one(call, chunk)?;
+        let record = self.chunk(chunk);
         let mut found = record.look(None);
         let mut patience = PATIENCE;
         loop {
