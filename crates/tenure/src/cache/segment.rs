@@ -312,7 +312,7 @@ impl Segment {
 
     /// Returns an owner of the segment's cache, for a caller that does not borrow the cache.
     pub fn keep(&self) -> Arc<dyn Kept> {
-        self.cache.upgrade().expect("whoever has a segment borrows its cache")
+        self.cache.upgrade().expect("a caller that has a segment borrows its cache")
     }
 
     /// The bytes that the segment takes beside its memory.

@@ -337,7 +337,7 @@ mod tests {
         crate::cache::fork::watch();
         match flights.board(7, &key) {
             Boarding::Make(landing) => landing,
-            _ => panic!("nobody makes {key}"),
+            _ => panic!("no other thread makes {key}"),
         }
     }
 
