@@ -12,8 +12,8 @@ use std::ptr::null_mut;
 use std::task::{Context, Poll, Waker};
 
 thread_local! {
-    /// Each thread's own: the flights whose makers it polls or drops, one inside the other. A future
-    /// that is polled inside another one is on the same thread.
+    /// Each thread's own: the flights whose makers it polls or drops, one inside the other. A
+    /// future that is polled inside another one is on the same thread.
     static POLLED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// ```
 /// use tenure::shared::SharedVolatile;
 /// let shared = SharedVolatile::new(16 << 20)?; // children of a fork have it, too
-/// let tile = shared.get_or_make(3, |bytes| bytes.fill(7))?; // made once, by the first that needs it
+/// let tile = shared.get_or_make(3, |bytes| bytes.fill(7))?; // made once, by the first caller
 /// assert_eq!(tile[0], 7);
 /// drop(tile); // from here on the memory may go when it is needed elsewhere
 /// # Ok::<(), tenure::Error>(())
