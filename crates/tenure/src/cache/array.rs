@@ -1,8 +1,8 @@
 //! The memory of a [table](super::table): an open-addressing array whose slots hold everything.
 //!
-//! A slot is a place, a hash and a key. Three slots are a group: with `u64` keys it fills one cache
-//! line, in which most searches end. A slot that is in use belongs to its key until no reader can
-//! read it any more, so a reader that finds a key finds its place beside it.
+//! A slot is a place, a hash and a key. Three slots are a group. With `u64` keys a group fills one
+//! cache line, and most searches end in that line. A used slot belongs to its key until no reader
+//! can read it any more. So a reader that finds a key also finds its place in the slot.
 
 #![allow(unsafe_code, reason = "reads slots without a lock")]
 
@@ -15,14 +15,14 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr::{null_mut, NonNull};
 
-/// No slot.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What is in a slot's place when no value is. Ends a search:
+/// The place of a slot without a value. A search ends here:
 const EMPTY: u64 = 0;
-/// A search goes on behind it; it has no key.
+/// A search continues behind it; the slot has no key.
 const VACANT: u64 = 1;
-/// The entry was removed, but its key is still there. This and the cause's number: less than any place.
+/// The entry was removed, but its key is still there. The stored value is this plus the number of
+/// the cause. It is less than any place.
 const DEAD: u64 = 2;
 
 /// Slots in a group.
@@ -30,7 +30,7 @@ const SLOTS: usize = 3;
 
 struct Group<K> {
     place: [AtomicU64; SLOTS],
-    /// The key's hash. In a dead slot, the next slot of its list.
+    /// The key's hash. In a dead slot: the next slot of its list.
     hash: [AtomicU32; SLOTS],
     key: [UnsafeCell<MaybeUninit<K>>; SLOTS],
 }
@@ -44,14 +44,15 @@ impl<K> Group<K> {
         }
     }
 
-    /// Slots with this hash, one bit each. Without a branch: which of them it is cannot be predicted.
+    /// Returns one bit for each slot with this hash. It has no branch, because the processor cannot
+    /// predict which slot has the hash.
     #[inline]
     fn with_hash(&self, hash: u32) -> u32 {
         let bit = |slot: usize| u32::from(self.hash[slot].load(Ordering::Relaxed) == hash) << slot;
         (0..SLOTS).map(bit).sum()
     }
 
-    /// Whether no search goes on behind the group.
+    /// Returns whether a search ends in this group.
     #[inline]
     fn ends_search(&self) -> bool {
         self.place.iter().any(|place| place.load(Ordering::Relaxed) == EMPTY)
@@ -71,7 +72,7 @@ impl<K> Groups<K> {
         let first = unsafe { alloc(layout) }.cast::<Group<K>>();
         let Some(first) = NonNull::new(first) else { handle_alloc_error(layout) };
         for at in 0..count {
-            // SAFETY: inside the allocation, which nobody else has.
+            // SAFETY: the place is inside the allocation, and only this thread has the allocation.
             unsafe { first.add(at).write(Group::new()) };
         }
         Groups { first, count }
@@ -87,7 +88,7 @@ impl<K> Deref for Groups<K> {
     type Target = [Group<K>];
     #[inline]
     fn deref(&self) -> &[Group<K>] {
-        // SAFETY: `new` has made as many, and they stay while `self` does.
+        // SAFETY: `new` has made that many groups, and they stay as long as `self`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }
@@ -95,7 +96,7 @@ impl<K> Deref for Groups<K> {
 impl<K> Drop for Groups<K> {
     fn drop(&mut self) {
         let groups = NonNull::slice_from_raw_parts(self.first, self.count);
-        // SAFETY: made in `new` with this layout; nobody else has them.
+        // SAFETY: `new` made the groups with this layout, and no other code has them now.
         unsafe {
             groups.drop_in_place();
             dealloc(self.first.as_ptr().cast(), Self::layout(self.count));
@@ -103,31 +104,32 @@ impl<K> Drop for Groups<K> {
     }
 }
 
-/// See the module's head. Readers in a section reach it through a pointer; only the holder of the
-/// writers' lock changes it, but for the mark that a place was used.
+/// See the module's head. Readers in a section reach it through a pointer. Only the thread with the
+/// writers' lock changes it, except for the mark that a place was used.
 pub(super) struct Array<K> {
     groups: Groups<K>,
     /// Slots that are not empty.
     used: AtomicU32,
-    /// The array before this one, if it has keys still. Not changed while a reader may use it.
+    /// The array before this one, if it still has keys. It does not change while a reader may use
+    /// it.
     pub older: AtomicPtr<Array<K>>,
-    /// The next of a list of arrays that are out of use.
+    /// The next array in a list of arrays that are out of use.
     pub next: AtomicPtr<Array<K>>,
-    /// Heads of the lists of dead slots: whose readers are not waited for yet, are waited for, and
-    /// are gone.
+    /// Heads of the lists of dead slots: the readers are not waited for yet (`removed`), are waited
+    /// for (`waiting`), or are gone (`ready`).
     removed: AtomicU32,
     waiting: AtomicU32,
     ready: AtomicU32,
 }
 
-/// The group in which a search begins.
+/// Returns the group in which a search begins.
 #[inline]
 fn home(hash: u32, groups: usize) -> usize {
-    // Multiply-shift spreads over a number that is no power of two.
+    // The multiply-shift also spreads over a number that is not a power of two.
     ((u64::from(hash) * groups as u64) >> 32) as usize
 }
 
-/// Slots whose keys were compared with a key and differ, in the order of the search.
+/// Slots whose keys were compared and differ, in the order of the search.
 pub(super) struct Compared {
     few: [usize; 8],
     pub len: usize,
@@ -157,7 +159,7 @@ impl Compared {
     }
 }
 
-/// A live entry as it was seen.
+/// A live entry as the search found it.
 pub(super) struct Hit<'a, K> {
     pub array: &'a Array<K>,
     pub at: usize,
@@ -179,20 +181,20 @@ impl<K> Array<K> {
         })
     }
 
-    /// Slots, used or not.
+    /// Returns the number of slots, used or not.
     #[inline]
     pub fn size(&self) -> usize {
         self.groups.len() * SLOTS
     }
 
-    /// Bytes that the array takes.
+    /// Returns the bytes that the array takes.
     pub fn bytes(&self) -> usize {
         size_of::<Array<K>>() + size_of_val(&*self.groups)
     }
 
-    /// Whether one slot more may be used.
+    /// Returns whether this many more slots may be used.
     pub fn has_room(&self, for_more: usize) -> bool {
-        // A search ends at an empty slot, so a sixth of them stay so.
+        // A search ends at an empty slot, so a sixth of the slots stay empty.
         (self.used.load(Ordering::Relaxed) as usize + for_more) * 6 <= self.size() * 5
     }
 
@@ -216,23 +218,24 @@ impl<K> Array<K> {
         }
     }
 
-    /// The live entries of a hash.
+    /// Returns the live entries of a hash.
     #[inline]
     pub fn probe(&self, hash: u32) -> Probe<'_, K> {
         let group = home(hash, self.groups.len());
         Probe { array: self, group, candidates: None, left: self.groups.len(), hash }
     }
 
-    /// The array before this one.
+    /// Returns the array before this one.
     #[inline]
     pub fn older(&self) -> Option<&Array<K>> {
-        // SAFETY: it goes out of use together with this one, and is then freed no earlier; or alone,
-        // when nobody is in a section, and then it is taken out here first, under the lock.
+        // SAFETY: an older array goes out of use together with this one, and is freed no earlier.
+        // Or it goes out of use alone, when no thread is in a section. Then the lock's holder first
+        // takes it out of this field.
         unsafe { self.older.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Puts a key into a vacant slot; `false`: it would take an empty one and has no room. Under the
-    /// writers' lock.
+    /// Puts a key into a vacant or empty slot. Returns `false` if only an empty slot would do and
+    /// the array has no room. Under the writers' lock.
     pub fn put(&self, hash: u32, key: &mut Option<K>, place: Place) -> bool {
         let mut at = home(hash, self.groups.len()) * SLOTS;
         let empty = loop {
@@ -246,10 +249,10 @@ impl<K> Array<K> {
             return false;
         }
         let Some(key) = key.take() else { return false };
-        // SAFETY: a slot without a key is read by nobody, and the lock keeps other writers away.
+        // SAFETY: no thread reads a slot without a key, and the lock keeps other writers away.
         self.key(at).with_mut(|own| unsafe { (*own).write(key) });
         self.hash(at).store(hash, Ordering::Relaxed);
-        // Release: a reader that finds the place finds the key, and the value's bytes.
+        // Release: a reader that finds the place also finds the key and the value's bytes.
         self.place(at).store(place.0, Ordering::Release);
         if empty {
             self.used.fetch_add(1, Ordering::Relaxed);
@@ -257,19 +260,19 @@ impl<K> Array<K> {
         true
     }
 
-    /// Whether a slot has a live entry. Under the writers' lock.
+    /// Returns whether a slot has a live entry. Under the writers' lock.
     pub fn is_live(&self, at: usize) -> bool {
         Place::decode(self.place(at).load(Ordering::Relaxed)).is_some()
     }
 
-    /// Puts another place into a slot in use; answers the one before. Under the writers' lock.
+    /// Puts another place into a used slot, and returns the place before. Under the writers' lock.
     pub fn set_place(&self, at: usize, place: Place) -> Place {
-        // Release: the value's bytes were written before.
+        // Release: the thread wrote the value's bytes before.
         Place(self.place(at).swap(place.0, Ordering::AcqRel))
     }
 
-    /// Counts a use of a place, if it is still in the slot and its uses are not counted already. A use
-    /// that is counted at the same time by another thread may be lost.
+    /// Counts a use of a place, if the slot still has the place and its count is not at the
+    /// maximum. If two threads count at the same time, one count may be lost.
     #[inline]
     pub fn mark_used(&self, at: usize, place: Place) {
         if let Some(used) = place.used_again() {
@@ -278,12 +281,12 @@ impl<K> Array<K> {
         }
     }
 
-    /// The place in a slot with a live entry. Under the writers' lock.
+    /// Returns the place in a slot with a live entry. Under the writers' lock.
     pub fn place_at(&self, at: usize) -> Place {
         Place(self.place(at).load(Ordering::Relaxed))
     }
 
-    /// Removes a live entry; answers its place. Under the writers' lock.
+    /// Removes a live entry and returns its place. Under the writers' lock.
     pub fn remove(&self, at: usize, cause: RemovalCause) -> Place {
         let place = Place(self.place(at).swap(DEAD + cause.number(), Ordering::AcqRel));
         self.hash(at).store(self.removed.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -291,14 +294,16 @@ impl<K> Array<K> {
         place
     }
 
-    /// Removes the live entries whose places are `gone`: they were purged. Answers how many. Under the writers' lock.
+    /// Removes the live entries whose places are `gone`, because the kernel purged them. Returns
+    /// how many. Under the writers' lock.
     pub fn sweep(&self, gone: &dyn Fn(Place) -> bool) -> usize {
         let of_gone =
             |at: &usize| Place::decode(self.place(*at).load(Ordering::Relaxed)).is_some_and(gone);
         (0..self.size()).filter(of_gone).map(|at| _ = self.remove(at, RemovalCause::Purged)).count()
     }
 
-    /// The entries that are live when they are met. The caller is in a section.
+    /// Returns the entries that are live when the iterator reaches them. The caller is in a
+    /// section.
     pub fn entries(&self) -> impl Iterator<Item = Hit<'_, K>> {
         (0..self.size()).filter_map(|at| {
             // Acquire: see `put`.
@@ -307,12 +312,12 @@ impl<K> Array<K> {
         })
     }
 
-    /// Live entries. Under the writers' lock.
+    /// Returns the number of live entries. Under the writers' lock.
     pub fn live(&self) -> usize {
         (0..self.size()).filter(|at| self.is_live(*at)).count()
     }
 
-    /// Whether any removed key is there. Under the writers' lock.
+    /// Returns whether the array still has a removed key. Under the writers' lock.
     pub fn has_dead(&self) -> bool {
         [&self.removed, &self.waiting, &self.ready]
             .into_iter()
@@ -327,19 +332,21 @@ impl<K> Array<K> {
         self.ready.load(Ordering::Relaxed) != NONE
     }
 
-    /// The removed entries are those whose readers are waited for. None waits already.
+    /// Begins to wait for the readers of the removed entries. No entry may be waiting already.
     pub fn begin_wait(&self) {
         let removed = self.removed.swap(NONE, Ordering::Relaxed);
         self.waiting.store(removed, Ordering::Relaxed);
     }
 
-    /// Nobody reads the waiting entries any more. None is ready already.
+    /// No reader can read the waiting entries any more: they become ready. No entry may be ready
+    /// already.
     pub fn end_wait(&self) {
         let waiting = self.waiting.swap(NONE, Ordering::Relaxed);
         self.ready.store(waiting, Ordering::Relaxed);
     }
 
-    /// Takes out a key that nobody reads any more, with the cause of its removal. Under the writers' lock.
+    /// Takes out a key that no reader can read any more, with the cause of its removal. Under the
+    /// writers' lock.
     pub fn take_ready(&self) -> Option<(K, RemovalCause)> {
         let at = self.ready.load(Ordering::Relaxed);
         if at == NONE {
@@ -347,15 +354,15 @@ impl<K> Array<K> {
         }
         let at = at as usize;
         self.ready.store(self.hash(at).load(Ordering::Relaxed), Ordering::Relaxed);
-        // SAFETY: a dead slot has its key, and nobody reads it: every section is over in which it
-        // was seen live.
+        // SAFETY: a dead slot has its key. No thread reads it, because every section is over in
+        // which a reader saw the slot live.
         let key = self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() });
         let cause = cause_of(self.place(at).swap(VACANT, Ordering::AcqRel));
         self.trim(at);
         Some((key, cause))
     }
 
-    /// Makes a vacant slot empty, and those before it, if no search goes on behind it.
+    /// Makes a vacant slot empty, and the vacant slots before it, if no search continues behind it.
     fn trim(&self, mut at: usize) {
         if self.place(self.after(at)).load(Ordering::Relaxed) != EMPTY {
             return;
@@ -367,10 +374,10 @@ impl<K> Array<K> {
         }
     }
 
-    /// Moves all live entries to another array, which has room for them; answers how many.
+    /// Moves all live entries to another array, which has room for them. Returns how many.
     ///
     /// # Safety
-    /// The caller holds the writers' lock, and nobody is in a section.
+    /// The caller holds the writers' lock, and no thread is in a section.
     pub unsafe fn move_to(&self, to: &Array<K>) -> usize {
         let mut moved = 0;
         for at in 0..self.size() {
@@ -378,7 +385,8 @@ impl<K> Array<K> {
                 continue;
             };
             self.place(at).store(VACANT, Ordering::Relaxed);
-            // SAFETY: a live slot has a key, nobody reads it, and it is marked as taken above.
+            // SAFETY: a live slot has a key, no thread reads it, and the line above marks it as
+            // taken.
             let key = self.key(at).with_mut(|own| unsafe { (*own).assume_init_read() });
             let mut key = Some(key);
             let put = to.put(self.hash(at).load(Ordering::Relaxed), &mut key, place);
@@ -390,13 +398,15 @@ impl<K> Array<K> {
 }
 
 impl<K> Array<K> {
-    /// Tells of all keys that are there. The array is out of use, and nobody else has it.
+    /// Calls the listener for all keys in the array. The array is out of use, and only the caller
+    /// has it.
     pub fn tell(&self, listener: &Listener<K>) {
         for at in 0..self.size() {
             let word = self.place(at).load(Ordering::Relaxed);
             if word >= DEAD {
                 self.key(at).with(|own| {
-                    // SAFETY: a live or dead slot has a key, which only the array's end takes out now.
+                    // SAFETY: a live or dead slot has a key. From now on only the end of the array
+                    // takes it out.
                     let key = unsafe { (*own).assume_init_ref() };
                     listener.tell(key, cause_of(word));
                 });
@@ -405,7 +415,7 @@ impl<K> Array<K> {
     }
 }
 
-/// Why the value of a slot with this word left. A live one did with the whole table.
+/// Returns the cause in a slot's word. A live slot's value was removed with the whole table.
 fn cause_of(word: u64) -> RemovalCause {
     match Place::decode(word) {
         Some(_) => RemovalCause::Removed,
@@ -420,8 +430,8 @@ impl<K> Drop for Array<K> {
     }
 }
 
-/// The slots of an array that is being freed whose keys are still to be dropped. If a key's drop panics,
-/// the others are dropped while the panic goes on.
+/// The slots of an array that is being freed, from `at` on. If a key's drop panics, the drop of
+/// this value drops the other keys.
 struct Rest<'a, K> {
     array: &'a Array<K>,
     at: usize,
@@ -433,8 +443,8 @@ impl<K> Rest<'_, K> {
             let at = self.at;
             self.at += 1;
             if self.array.place(at).swap(EMPTY, Ordering::Relaxed) >= DEAD {
-                // SAFETY: a live or dead slot has a key, nobody else has this array, which is being
-                // freed, and each slot is met once.
+                // SAFETY: a live or dead slot has a key. Only this code has the array, which is
+                // being freed, and it visits each slot once.
                 drop(self.array.key(at).with_mut(|own| unsafe { (*own).assume_init_read() }));
             }
         }
@@ -448,18 +458,18 @@ impl<K> Drop for Rest<'_, K> {
 }
 
 impl<K> Hit<'_, K> {
-    /// Calls `use_it` with the entry's key; runs the program's code.
+    /// Calls `use_it` with the entry's key. This runs the program's code.
     ///
     /// # Safety
-    /// The hit was made in a section that this thread is still in.
+    /// This thread is still in the section in which it found the hit.
     #[inline]
     pub unsafe fn with_key<R>(&self, use_it: impl FnOnce(&K) -> R) -> R {
-        // SAFETY: the slot was seen live, so it has a key, which was written before its place. The
-        // key is taken out only when every section is over in which the slot was live.
+        // SAFETY: the search saw the slot live, so the slot has a key, written before its place. A
+        // writer takes the key out only when every section is over in which the slot was live.
         self.key.with(|own| use_it(unsafe { (*own).assume_init_ref() }))
     }
 
-    /// Whether the entry's key equals `key`; runs the program's code.
+    /// Returns whether the entry's key equals `key`. This runs the program's code.
     ///
     /// # Safety
     /// As [`Hit::with_key`].
@@ -468,18 +478,18 @@ impl<K> Hit<'_, K> {
     where
         K: Borrow<Q>,
     {
-        // SAFETY: the caller is in the section that the hit was made in.
+        // SAFETY: the caller is in the section in which it found the hit.
         unsafe { self.with_key(|own| own.borrow() == key) }
     }
 
-    /// Whether the entry is live and has the place still, however often it was used.
+    /// Returns whether the entry is live and still has the place, with any count of uses.
     #[inline]
     pub fn is_still_there(&self) -> bool {
-        // Acquire: what is read at the place after this is not older than the place.
+        // Acquire: what the caller reads at the place afterwards is not older than the place.
         self.place.same(Place(self.array.place(self.at).load(Ordering::Acquire)))
     }
 
-    /// The slot's address, by which it is told from others.
+    /// Returns the slot's address, which identifies the slot.
     pub fn id(&self) -> usize {
         std::ptr::from_ref(self.array.place(self.at)) as usize
     }
@@ -489,9 +499,10 @@ impl<K> Hit<'_, K> {
 pub(super) struct Probe<'a, K> {
     array: &'a Array<K>,
     group: usize,
-    /// Slots of the group that are still to be looked at, one bit each; `None`: the group was not entered.
+    /// Slots of the group that are left to check, one bit each. `None`: the search has not entered
+    /// the group.
     candidates: Option<u32>,
-    /// Groups that were not searched to their end.
+    /// Groups that are not searched completely.
     left: usize,
     hash: u32,
 }
@@ -507,7 +518,8 @@ impl<'a, K> Iterator for Probe<'a, K> {
             while candidates != 0 {
                 let slot = candidates.trailing_zeros() as usize;
                 candidates &= candidates - 1;
-                // Acquire: see `put`. The hash once more, for the slot may have got another key since.
+                // Acquire: see `put`. The hash is compared again, because the slot may have another
+                // key by now.
                 let word = group.place[slot].load(Ordering::Acquire);
                 let same = group.hash[slot].load(Ordering::Relaxed) == self.hash;
                 if let Some(place) = Place::decode(word).filter(|_| same) {

@@ -55,8 +55,9 @@ impl<K: Hash + Eq> CacheBuilder<K> {
 impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'static>
     CacheBuilder<K, S>
 {
-    /// The most bytes of memory that the cache may take; by default what the machine and the memory
-    /// cgroup allow. A few segments of 2 MiB are taken in any case, and what is held stays.
+    /// Sets the most bytes of memory that the cache may take. The default is what the machine and
+    /// the memory cgroup allow. The cache takes a few segments of 2 MiB in any case, and held
+    /// values stay.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;
@@ -79,8 +80,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// Sets how long the cache returns a value after it was put in, in whole milliseconds. A value may have a time
-    /// of its own instead: see [`Cache::insert_with_time_to_live`].
+    /// Sets how long the cache returns a value after its insert, in whole milliseconds. A value may
+    /// have its own time instead: see [`Cache::insert_with_time_to_live`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -98,10 +99,11 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// Sets how long the cache returns a value after it was last asked for, or put in. A use is noted in steps of a
-    /// second, or of a quarter of the time if that is shorter: a value ends in the step that follows `time`, never
-    /// before. What counts is a get that finds the value, of whatever kind; [`Cache::contains_key`] does
-    /// not. With a time to live as well, a value ends at the earlier one.
+    /// Sets how long the cache returns a value after its last use, or its insert. The cache notes a
+    /// use in steps of a second, or of a quarter of the time if that is shorter. A value ends in
+    /// the step that follows `time`, and never earlier. A get that finds the value counts as a use,
+    /// of any kind of get; [`Cache::contains_key`] does not count. If the cache also has a time to
+    /// live, a value ends at the earlier time.
     ///
     /// ```
     /// use std::time::Duration;
@@ -119,14 +121,14 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// Sets what a miss costs: how long it takes to make a value. Where it is not set the cache measures it, in the calls
-    /// that make values ([`Cache::get_or_insert_with`] and its relatives). Set it where the program makes values
-    /// outside of such calls.
+    /// Sets what a miss costs: how long the program takes to make a value. Without this setting the
+    /// cache measures it, in the calls that make values ([`Cache::get_or_insert_with`] and its
+    /// relatives). Set it if the program makes values outside of such calls.
     ///
-    /// It counts only where a process has several caches. When memory is short the kernel first takes the caches whose
-    /// bytes save the least time: hits a second, times what a miss costs, by the bytes of memory. A
-    /// [priority](CacheBuilder::priority) comes before that. A cache of which nobody knows what a miss costs is
-    /// among the first.
+    /// The setting only matters if a process has several caches. When memory is short, the kernel
+    /// first takes the caches whose bytes save the least time: the hits in a second, times the cost
+    /// of a miss, divided by the bytes of memory. A [priority](CacheBuilder::priority) comes before
+    /// that. A cache whose cost of a miss is not known is among the first.
     ///
     /// ```
     /// use std::time::Duration;
@@ -142,21 +144,25 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         self
     }
 
-    /// Sets a function that is called once for each value that leaves the cache, with its key and the cause. The value
-    /// itself may be gone. For counts, logs, and tables beside the cache.
+    /// Sets a function that the cache calls once for each value that leaves it, with the key and
+    /// the cause. The value itself may be gone. Use it for counts, logs, and tables beside the
+    /// cache.
     ///
-    /// It is called a little later than the value leaves, on a thread that calls the cache just then, and its time adds
-    /// to that call. It is called under no lock of tenure's, and never by tenure's worker, by a handler of tenure's for
-    /// forks or signals. It may use the cache, and may be called again inside itself then. What its own calls lead to is
-    /// told before the call ends that it is called from: a listener that puts in a value for each one that was evicted
-    /// makes room again and again there, so leave that to another thread. Calls for one
-    /// key may come in another order than its values left, from several threads at once. A panic in it is caught;
-    /// the program's panic hook has reported it, and the listener is called for the next value all the
-    /// same.
+    /// The call comes a little later than the value leaves. It runs on a thread that calls the
+    /// cache at that moment, and its time adds to that call. It runs under no lock of tenure's.
+    /// Neither tenure's worker nor tenure's handlers for forks and signals call it. The function
+    /// may use the cache, and the cache may then call it again inside itself. Before the outer call
+    /// ends, the cache has reported everything that the function's own calls led to. So a function
+    /// that inserts a value for each evicted one makes room again and again there: leave that to
+    /// another thread. The calls for one key may come in another order than its values left, and
+    /// from several threads at once. The cache catches a panic of the function. The program's panic
+    /// hook has reported it, and the cache calls the function for the next value all the same.
     ///
-    /// What the kernel takes, and what has ended, is met by a look only: by a get or an iteration, when room is made,
-    /// when a value under the key is replaced or removed, or when the index grows. Until then nobody is told. A value
-    /// that has ended and is replaced before any look counts as replaced. The end of the cache is told of no value.
+    /// The cache notices that the kernel took a value, or that its time is over, only when it looks
+    /// at the value: in a get or an iteration, when it makes room, when the program replaces or
+    /// removes a value under the key, or when the index grows. Until then it does not call the
+    /// function. A value that has ended and is replaced before any look counts as replaced. The end
+    /// of the cache itself calls the function for no value.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -207,7 +213,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
         }
     }
 
-    /// Makes the cache; it takes no memory before the first value is put in.
+    /// Makes the cache. It takes no memory before the first insert.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::builder().build()?;
@@ -257,7 +263,7 @@ impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
     /// ```
     ///
     /// # Cost
-    /// As [`CacheBuilder::build`]. It takes no memory before the first value is put in.
+    /// As [`CacheBuilder::build`]. The cache takes no memory before the first insert.
     ///
     /// # Errors
     /// As [`CacheBuilder::build`].
@@ -265,7 +271,7 @@ impl<K: Hash + Eq + Send + Sync + 'static> Cache<K> {
         Cache::builder().build()
     }
 
-    /// Sets what [`Cache::new`] leaves at its default.
+    /// Returns a builder for the settings that [`Cache::new`] leaves at their defaults.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::builder().ceiling(1 << 30).build()?;

@@ -1,5 +1,6 @@
-//! What the cache does when a table changes, under the writers' lock of its shard: values that are being
-//! made for the key are outdated, and the counts follow before any code of the program's runs.
+//! What the cache does when a table changes, under the writers' lock of its shard. It outdates the
+//! values that other threads make for the key, and it counts the change before any code of the
+//! program runs.
 
 use super::lanes::lane;
 use super::listener::RemovalCause;
@@ -11,17 +12,17 @@ use super::Inner;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-/// A value is put in. Where that comes to nothing, it does not count.
+/// Puts a value in. If the insert fails, the value does not count.
 pub(super) struct Putting<'a, K, S> {
     pub inner: &'a Inner<K, S>,
     pub hash: u32,
     pub place: Place,
     /// Bytes that the value takes.
     pub need: usize,
-    /// The value was made in this flight; then the flight decides.
+    /// The flight in which the value was made. The flight then decides whether the value is stored.
     pub landing: Option<&'a Landing<'a, K>>,
     pub is_published: Cell<bool>,
-    /// Why the value before left.
+    /// Why the previous value left.
     pub replaced: Cell<Option<RemovalCause>>,
 }
 
@@ -92,7 +93,8 @@ fn outdate<K>(flights: &Flights<K>, hash: u32) {
     flights.outdate(number(hash), |other| other == hash);
 }
 
-/// The cause, unless the value is gone already: only values that were purged leave their keys behind.
+/// Returns the cause, or `Purged` if the value is gone already: only purged values leave their keys
+/// behind.
 fn cause<K, S>(inner: &Inner<K, S>, place: Place, cause: RemovalCause) -> RemovalCause {
     if inner.stale(place) {
         RemovalCause::Purged

@@ -1,7 +1,8 @@
-//! Going over all that a cache holds.
+//! Iterating over everything that a cache holds.
 //!
-//! One shard after the other: its keys are read in a [section](super::table), so the program's code may do what it
-//! likes meanwhile. What is removed from the shard until then is freed afterwards.
+//! The iteration visits one shard after the other. It reads the shard's keys in a
+//! [section](super::table), so the program's code may do anything meanwhile. Keys that are removed
+//! from the shard during that time are freed afterwards.
 
 use super::listener::RemovalCause;
 use super::place::{short, Place};
@@ -9,18 +10,20 @@ use super::{Cache, Inner, Value};
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::Ordering;
 
-/// How often a value is offered to the program again that was moved while the program looked at it.
+/// How often `keep` is called again for a value that the cache moved during the call.
 const TRIES: usize = 8;
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
-    /// Keeps the values for which `keep` returns `true`, and removes the others. It is called with each key and the
-    /// bytes of its value.
+    /// Keeps the values for which `keep` returns `true`, and removes the others. Calls `keep` with
+    /// each key and the bytes of its value.
     ///
-    /// Not atomic: a value that another thread puts in meanwhile is kept or looked at, and what others remove or
-    /// replace stays so. Values that were purged, and those whose time is over, are not shown, and their keys are
-    /// gone afterwards. Where memory is too short to take a value back, it is not shown and stays. A look is no use of a value: it does not prolong its time to idle. `keep` may
-    /// use the cache. It is called a second time for a value that the cache moved meanwhile. Removed keys are dropped
-    /// when the call is done with their shard, one of 64.
+    /// The call is not atomic. A value that another thread inserts meanwhile is kept or looked at,
+    /// and what other threads remove or replace stays so. `keep` does not see values that were
+    /// purged or whose time is over, and their keys are gone afterwards. If memory is too short to
+    /// take a value back, `keep` does not see it, and it stays. A look is not a use: it does not
+    /// prolong the value's time to idle. `keep` may use the cache. The call shows a value a second
+    /// time if the cache moved it meanwhile. Removed keys are dropped when the call is done with
+    /// their shard, one of 64.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::new()?;
@@ -32,8 +35,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// About 0.2 µs a value beside `keep`. It takes all that is there back from the kernel, as gets do, so call it
-    /// rarely; by keys alone, [`keys`](Cache::keys) and [`remove`](Cache::remove) do without.
+    /// About 0.2 µs for each value, beside `keep`. It takes all offered memory back from the
+    /// kernel, as gets do, so call it rarely. To remove by keys alone, use [`keys`](Cache::keys)
+    /// and [`remove`](Cache::remove), which take nothing back.
     ///
     /// # Panics
     /// If `keep` does; the values that it has not seen stay.
@@ -56,10 +60,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 
     /// Returns an iterator over copies of the cache's keys, in no order.
     ///
-    /// Not atomic: a key that is put in or removed meanwhile is there or not, and one that is removed and put in
-    /// again may come twice; any other key comes once. It may lead to a value that was purged, or whose time is
-    /// over: what no get has met yet is not known. The iterator holds nothing but copies, of one shard of 64 at a
-    /// time; the program may use the cache meanwhile.
+    /// The iteration is not atomic. A key that another thread inserts or removes meanwhile may be
+    /// in it or not. A key that is removed and inserted again may come twice; any other key comes
+    /// once. A key may lead to a value that was purged or whose time is over, because only a get
+    /// finds that out. The iterator holds nothing but copies, of one shard of 64 at a time. The
+    /// program may use the cache meanwhile.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -82,12 +87,13 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         })
     }
 
-    /// Returns an iterator over copies of the cache's keys and their values, pinned as by [`Cache::get`], in no
-    /// order.
+    /// Returns an iterator over copies of the cache's keys and their values, pinned as by
+    /// [`Cache::get`], in no order.
     ///
-    /// Not atomic, as [`Cache::keys`]; a value is the one that its key has when the iterator comes to it. Values that
-    /// were purged, and those whose time is over, are left out. It is no use of a value: it does not prolong its time
-    /// to idle, and no hit of the statistics. Drop each value before the next one is asked for: held values keep
+    /// The iteration is not atomic, as [`Cache::keys`]. A value is the one that its key has when
+    /// the iterator reaches it. The iterator leaves out values that were purged or whose time is
+    /// over. It does not count as a use: it does not prolong a value's time to idle, and it counts
+    /// no hit in the statistics. Drop each value before you ask for the next one: held values keep
     /// their segments from the kernel.
     ///
     /// ```
@@ -100,7 +106,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// About 0.2 µs a value beside the copy of its key. It takes all that is there back from the kernel, as gets do.
+    /// About 0.2 µs for each value, beside the copy of its key. It takes all offered memory back
+    /// from the kernel, as gets do.
     pub fn iter(&self) -> impl Iterator<Item = (K, Value<'_>)> + '_
     where
         K: Clone,
@@ -115,7 +122,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 }
 
 impl<K, S> Inner<K, S> {
-    /// Removes the key that leads to a place. `false`: none does now.
+    /// Removes the key that leads to a place. Returns `false` if no key leads there now.
     fn remove_at(&self, hash: u32, place: Place) -> bool {
         let removed = self.shards.of(hash).table.remove_place(hash, place, RemovalCause::Removed);
         if removed {

@@ -1,11 +1,11 @@
-//! When nobody reads any more what was taken out of a table.
+//! Finds out when no reader can read any more what a writer took out of a table.
 //!
-//! A reader counts itself in one of two counters while it reads; it waits for nobody. What a writer
-//! unlinks can be freed once each counter was seen at zero after the unlinking, at whatever two
-//! moments: a reader that can still reach the unlinked thing was counted before, and stays counted
-//! in one of the two. (Both at zero at one moment, and new readers kept out, means that nobody reads
-//! at all: then a writer may move things.) New readers are led to the counter that was seen at zero first, so that the
-//! other one empties.
+//! A reader counts itself in one of two counters while it reads, and never waits. A writer may free
+//! an unlinked thing after it has seen each counter at zero since the unlinking, at any two
+//! moments. A reader that can still reach the unlinked thing was counted before the unlinking, and
+//! stays counted in one of the two counters. (If both are zero at one moment and new readers are
+//! kept out, no thread reads at all: then a writer may move things.) After the writer has seen one
+//! counter at zero, it leads new readers to that counter, so that the other one empties.
 
 use crate::sync::{
     barrier_after_rmw, fence, section_begins, section_ends, AtomicU32, AtomicU64, Ordering,
@@ -21,13 +21,13 @@ pub(super) struct Epoch {
     counters: [AtomicU64; 2],
     /// The counter that new readers use: 0 or 1.
     current: AtomicU32,
-    /// Something waits for readers to leave.
+    /// Whether the table waits for readers to leave: 1 or 0.
     pending: AtomicU32,
-    /// New readers have to wait: a writer moves things.
+    /// 1: new readers have to wait, because a writer moves things.
     closed: AtomicU32,
 }
 
-/// What a batch of unlinked things has seen of the two counters.
+/// What a writer has seen of the two counters since it unlinked a batch.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Grace {
     empty: [bool; 2],
@@ -43,15 +43,16 @@ impl Epoch {
         }
     }
 
-    /// Counts a reader; the answer goes to [`Epoch::leave`]. `lookup`: it counts in [`Epoch::lookups`].
-    /// `None`: readers are kept out; the caller waits for the writers' lock and tries again.
+    /// Counts a reader. The caller passes the result to [`Epoch::leave`]. `lookup`: it counts in
+    /// [`Epoch::lookups`]. Returns `None` if readers are kept out: the caller waits for the
+    /// writers' lock and tries again.
     #[inline]
     pub fn enter(&self, lookup: bool) -> Option<usize> {
         section_begins();
         let at = self.current.load(Ordering::Relaxed) as usize & 1;
         let one = if lookup { LOOKUP + 1 } else { 1 };
         self.counters[at].fetch_add(one, Ordering::SeqCst);
-        // What this reader reads from now on, it reads after it was counted.
+        // What this reader reads from here on, it reads after it was counted.
         barrier_after_rmw();
         if self.closed.load(Ordering::Acquire) == 0 {
             return Some(at);
@@ -61,8 +62,8 @@ impl Epoch {
         None
     }
 
-    /// Keeps new readers out if there are none now. `true`: the caller may move what they read, and
-    /// then calls [`Epoch::open`]. Under the writers' lock.
+    /// Keeps new readers out if there are none now. Returns `true` if the caller may move what
+    /// readers read; it then calls [`Epoch::open`]. Under the writers' lock.
     pub fn close(&self) -> bool {
         self.closed.store(1, Ordering::Relaxed);
         // Either a reader sees this, or it is counted below.
@@ -80,7 +81,8 @@ impl Epoch {
         self.closed.store(0, Ordering::Release);
     }
 
-    /// Ends a reader. `true`: something may wait for just this one; call [`Epoch::pass`] for it.
+    /// Ends a reader. Returns `true` if a writer may wait for this reader alone: the caller then
+    /// calls [`Epoch::pass`].
     #[inline]
     pub fn leave(&self, at: usize) -> bool {
         let before = self.counters[at].fetch_sub(1, Ordering::SeqCst);
@@ -90,24 +92,24 @@ impl Epoch {
         before & READERS == 1 && self.pending.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether something waits for readers.
+    /// Returns whether the table waits for readers.
     #[inline]
     pub fn pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed) != 0
     }
 
-    /// Says whether something waits for readers. Under the writers' lock, before [`Epoch::pass`].
+    /// Sets whether the table waits for readers. Under the writers' lock, before [`Epoch::pass`].
     pub fn set_pending(&self, pending: bool) {
         self.pending.store(u32::from(pending), Ordering::Relaxed);
     }
 
-    /// Looks at the counters for a batch that was unlinked before; `true`: nobody reads it any more.
-    /// Under the writers' lock.
+    /// Looks at the counters for a batch that was unlinked before. Returns `true` if no reader can
+    /// read the batch any more. Under the writers' lock.
     pub fn pass(&self, grace: &mut Grace) -> bool {
-        // The unlinking, and `pending`, are visible to every reader that is not counted below.
+        // Every reader that is not counted below sees the unlinking and `pending`.
         fence(Ordering::SeqCst);
         for at in 0..2 {
-            // Acquire: what the last reader read, it read before the caller changes it.
+            // Acquire: the last reader's reads come before the changes of the caller.
             let readers = self.counters[at].load(Ordering::SeqCst) & READERS;
             grace.empty[at] |= readers == 0;
         }
@@ -118,12 +120,13 @@ impl Epoch {
         grace.empty == [true, true]
     }
 
-    /// Lookups ever.
+    /// Returns the number of lookups so far.
     pub fn lookups(&self) -> u64 {
         self.counters.iter().map(|c| c.load(Ordering::Relaxed) / LOOKUP).sum()
     }
 
-    /// In a forked child whose only thread reads nothing: the parent's readers do not exist.
+    /// Forgets the parent's readers, which do not exist in a forked child. The child's only thread
+    /// reads nothing.
     pub fn forget_readers(&self) {
         for counter in &self.counters {
             counter.fetch_and(!READERS, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Making room: what is emptied, and what of it moves on.
+//! Makes room: chooses the segment to empty, and moves the values that stay.
 
 use super::header::{Header, HEADER};
 use super::lanes::Filling;
@@ -11,53 +11,56 @@ use crate::os::pagemap::Pagemap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How many segments each new one looks at for purges.
+/// How many segments the opening of a new one checks for purges.
 const LOOK: usize = 32;
-/// How far from the old end of a list an empty segment is looked for before a full one is taken.
+/// How far from the old end of a list the cache looks for an empty segment before it takes a full
+/// one.
 const REACH: usize = 16;
-/// How far an unpinned segment is looked for.
+/// How far the cache looks for an unpinned segment.
 const FAR: usize = 4096;
 
 impl Lists {
-    /// Puts a segment that is in no list into that of its kind.
+    /// Puts a segment that is in no list into the list of its kind.
     pub(super) fn close(&mut self, all: &Segments, segment: &Segment) {
         let is_protected = segment.is_protected();
         if is_protected { &mut self.protected } else { &mut self.probation }.push(all, segment);
     }
 
-    /// Takes a closed segment out of its list, pinned, if nobody has it pinned: a thread that has may be putting a
-    /// value where one was that is gone, see [`reuse`](super::reuse). `false`: it stays where it is.
+    /// Takes a closed segment out of its list, pinned, if no other thread has it pinned. A thread
+    /// that has it pinned may be writing a value to a vacated place: see [`reuse`](super::reuse).
+    /// Returns `false` if the segment stays where it is.
     pub(super) fn take(&mut self, all: &Segments, segment: &Segment) -> bool {
         // Pinned before the lock is free: see `reset_in_child`.
         segment.is_closed() && segment.range.pin_alone().is_some() && self.remove(all, segment)
     }
 
-    /// Takes a segment out of its list that the caller has pinned when nobody else had; `false`: it is in none.
+    /// Takes a segment out of its list. The caller pinned it when no other thread had. Returns
+    /// `false` if it is in no list.
     pub(super) fn remove(&mut self, all: &Segments, segment: &Segment) -> bool {
         self.probation.remove(all, segment) || self.protected.remove(all, segment)
     }
 
-    /// How many segments are closed.
+    /// Returns how many segments are closed.
     pub(super) fn closed(&self) -> usize {
         self.probation.len() + self.protected.len()
     }
 
-    /// Takes a closed segment out.
     pub(super) fn pop_closed<'a>(&mut self, all: &'a Segments) -> Option<&'a Segment> {
         self.probation.pop(all).or_else(|| self.protected.pop(all))
     }
 
-    /// Bytes of segments that are in use.
+    /// Returns the bytes of segments that are in use.
     pub(super) fn used(&self) -> u64 {
         self.footprint.saturating_sub(self.free.bytes())
     }
 
-    /// Whether large values' memory waits that is little beside all segments, with so many bytes more.
+    /// Returns whether the spare memory of large values, with this many more bytes, is little
+    /// beside all segments.
     pub(super) fn may_spare(&self, more: u64) -> bool {
         self.spare.bytes() + more <= self.footprint / 8
     }
 
-    /// The closed segment that follows one, round and round.
+    /// Returns the closed segment that follows this one, in a circle.
     fn after(&self, segment: &Segment) -> Option<u32> {
         let (first, second) = (self.probation.first(), self.protected.first());
         if self.protected.has(segment) {
@@ -67,8 +70,8 @@ impl Lists {
         }
     }
 
-    /// Calls `each` for up to `most` closed segments from `from` on, or from the oldest; answers where to go
-    /// on.
+    /// Calls `each` for up to `most` closed segments, from `from` on or from the oldest. Returns
+    /// where the next walk begins.
     fn walk<'a>(
         &self,
         space: &'a Space,
@@ -94,8 +97,8 @@ impl Space {
         self.lists.lock().take(&self.segments, segment)
     }
 
-    /// Takes back the pages of a segment that [`Space::take_out`] took; if there is no memory for
-    /// that, the segment goes back to its list.
+    /// Takes back the pages of a segment that [`Space::take_out`] took. If there is no memory for
+    /// that, returns the segment to its list.
     pub(super) fn settle_or_return(&self, segment: &Segment) -> bool {
         match segment.settle() {
             Ok(0) => true,
@@ -116,7 +119,7 @@ impl Space {
             return;
         }
         if !self.take_out(segment) {
-            // A thread reads it, or writes a value that counts for nothing yet.
+            // A thread reads it, or writes a value that does not count yet.
             self.may_be_empty(segment);
         } else if segment.life.live() == 0 {
             self.expire(index, segment);
@@ -127,8 +130,8 @@ impl Space {
         }
     }
 
-    /// Looks at some segments: how many are pinned, and in offered ones' page tables: purges that no
-    /// reader has met teach as well.
+    /// Checks some segments: how many are pinned, and whether the kernel has purged offered ones.
+    /// Purges that no reader has met also teach the cache its size.
     pub(super) fn look_for_purges(&self, index: &dyn Index, now: Instant) {
         let mut some: [Option<(&Segment, u32)>; LOOK] = [None; LOOK];
         let mut places = some.iter_mut();
@@ -142,7 +145,8 @@ impl Space {
                 *place = Some((segment, segment.life.generation()));
             }
         });
-        // No more than a quarter of a ceiling may be held, or too little is left to replace.
+        // Held values may keep at most a quarter of the ceiling. Otherwise too little is left to
+        // replace.
         let pinned = pinned * lists.closed() as u64 / u64::max(looked, 1);
         let crowded = lists.growth.is_much_of_ceiling(pinned * SEGMENT as u64);
         self.crowded.store(crowded, Ordering::Relaxed);
@@ -150,7 +154,7 @@ impl Space {
         let Some(pagemap) = Pagemap::open().ok() else { return };
         for (segment, generation) in some.into_iter().flatten() {
             let gone = segment.range.is_offered() && segment.range.missing_bytes(&pagemap) > 0;
-            // Of its generation, or another thread may be giving it other memory.
+            // The generation is compared: another thread may be giving the segment other memory.
             if gone && segment.life.enter(&segment.range, generation).is_some() {
                 let gone = segment.settle();
                 segment.unpin();
@@ -168,10 +172,11 @@ impl Space {
         }
     }
 
-    /// A segment to empty, out of its list, pinned and settled: one with nothing left in it near the old
-    /// end, else the oldest that nobody has pinned, of the list that the policy gives up first.
+    /// Returns a segment to empty, out of its list, pinned and settled. It is one without values
+    /// near the old end of a list, or the oldest unpinned one of the list that the policy gives up
+    /// first.
     pub(super) fn victim(&self) -> Option<&Segment> {
-        // Each try takes one out of its list; without memory for any, it ends.
+        // Each try takes one segment out of its list. If there is no memory for any, the loop ends.
         for _ in 0..8 {
             let mut lists = self.lists.lock();
             let new = lists.probation.bytes();
@@ -181,7 +186,7 @@ impl Space {
                 false => self.oldest(&lists.protected).or_else(|| self.oldest(&lists.probation)),
             };
             let Some(segment) = segment else {
-                // Gets return copies from now on, so that values that are let go make room.
+                // From now on gets return copies, so that released values make room.
                 self.crowded.store(true, Ordering::Relaxed);
                 return None;
             };
@@ -194,7 +199,7 @@ impl Space {
         None
     }
 
-    /// An empty segment near the old end of a list, else its oldest, of those that nobody has pinned.
+    /// Returns an unpinned empty segment near the old end of a list, or the oldest unpinned one.
     fn oldest(&self, list: &List) -> Option<&Segment> {
         let (mut oldest, mut looked) = (None, 0);
         let mut at = list.first();
@@ -212,8 +217,8 @@ impl Space {
         oldest
     }
 
-    /// Empties the segment that the policy gives up first. `keeps`: values that have proved their worth move
-    /// on. `false`: there is none to empty.
+    /// Empties the segment that the policy gives up first. `keeps`: values that have proved their
+    /// worth move to another segment. Returns `false` if there is no segment to empty.
     pub(super) fn evict(&self, index: &dyn Index, keeps: bool) -> bool {
         if self.give_up_spare() {
             return true;
@@ -235,7 +240,7 @@ impl Space {
             if keeps && place.uses() >= cost && cause == RemovalCause::Evicted {
                 let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
                 if !victim.is_shared() {
-                    // It has its segment to itself, and keeps it.
+                    // The value has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));
                 } else if self.protect(victim, from, left, head, index) {
                     return;
@@ -257,8 +262,8 @@ impl Space {
         true
     }
 
-    /// Copies a value into the protected lane's open segment. `false`: there is no room, or the value was
-    /// replaced meanwhile.
+    /// Copies a value into the protected lane's open segment. Returns `false` if there is no room,
+    /// or another thread replaced the value meanwhile.
     fn protect(
         &self,
         victim: &Segment,
@@ -298,7 +303,7 @@ impl Space {
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             return true;
         }
-        // Overwritten meanwhile: no place leads to the copy.
+        // Another thread overwrote the value meanwhile: no place leads to the copy.
         into.segment.life.take_back(into.generation);
         false
     }
@@ -316,8 +321,9 @@ impl Space {
         });
     }
 
-    /// Calls `each` for the values of a settled, closed segment, which the caller has pinned when nobody else had, up
-    /// to the first whose header is gone; keys that lead beyond it are found out of date later.
+    /// Calls `each` for the values of a settled, closed segment, up to the first value whose header
+    /// is gone. The caller pinned the segment when no other thread had. Later gets find that the
+    /// remaining keys are out of date.
     pub(super) fn each_value(&self, segment: &Segment, mut each: impl FnMut(usize, Header)) {
         let filled = segment.filled.load(Ordering::Acquire);
         let mut at = 0;

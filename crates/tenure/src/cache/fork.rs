@@ -1,6 +1,6 @@
-//! Every cache's locks are held over a fork, so that the child finds each in order.
+//! Holds every cache's locks over a fork, so that the child finds each cache in order.
 //!
-//! Nothing here allocates: the caches are in a list through themselves.
+//! Nothing here allocates: each cache contains its place in the list of caches.
 
 #![allow(unsafe_code, reason = "caches are in a list through themselves")]
 
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a fork asks of a cache.
+/// What a fork needs from a cache.
 ///
 /// # Safety
-/// [`listed`](Forked::listed) is inside the cache, always the same, and the cache's end
+/// [`listed`](Forked::listed) is inside the cache and always the same, and the end of the cache
 /// [takes it out](Listed::remove).
 pub(super) unsafe trait Forked: Send + Sync {
-    /// The cache's place in the list.
+    /// Returns the cache's place in the list.
     fn listed(&self) -> &Listed;
     /// Takes the locks of a rank.
     fn hold(&self, rank: Rank);
@@ -32,7 +32,7 @@ pub(super) unsafe trait Forked: Send + Sync {
     fn recover(&self);
     /// For the comparison of caches.
     fn weighed(&self) -> &dyn Weighed;
-    /// How many values have a token of [`pins`], at most.
+    /// Returns the largest number of values that can have a token of [`pins`].
     fn held_values(&self) -> u64;
 }
 
@@ -43,8 +43,8 @@ pub(super) struct Listed {
     next: AtomicPtr<Listed>,
 }
 
-// SAFETY: the pointer is to the cache that the place is in, which is `Sync` and `Send`; it is used
-// only while the cache is listed.
+// SAFETY: the pointer leads to the cache that contains the place, which is `Sync` and `Send`. It is
+// used only while the cache is listed.
 unsafe impl Send for Listed {}
 // SAFETY: the pointer is written once, before the place is listed, and only read afterwards. `next`
 // is atomic.
@@ -52,21 +52,21 @@ unsafe impl Sync for Listed {}
 
 struct Caches(AtomicPtr<Listed>);
 
-/// For the whole process: a fork is one of all its caches.
+/// For the whole process: a fork copies all its caches.
 static CACHES: Lock<Caches> =
     Lock::new(Rank::CacheList, Caches(AtomicPtr::new(std::ptr::null_mut())));
 
 impl Caches {
     fn each(&self, mut each: impl FnMut(&dyn Forked)) {
         let mut at = self.0.load(Ordering::Acquire);
-        // SAFETY: a listed place is in a cache that takes it out, under the lock, before it ends, as
-        // the trait demands.
+        // SAFETY: a listed place is inside a cache. The cache takes it out under the lock before
+        // the cache ends, as the trait demands.
         while let Some(listed) = unsafe { at.as_ref() } {
-            // SAFETY: set before the place was listed, and not changed since.
+            // SAFETY: the pointer was set before the place was listed, and has not changed since.
             let cache = unsafe { *listed.cache.get() };
             if let Some(cache) = cache {
-                // SAFETY: the lock is held, and a cache takes its place out of the list under that
-                // lock before it ends.
+                // SAFETY: this thread holds the lock. A cache takes its place out of the list under
+                // that lock before the cache ends.
                 each(unsafe { &*cache });
             }
             at = listed.next.load(Ordering::Acquire);
@@ -86,36 +86,37 @@ impl Listed {
         let mut at = &caches.0;
         while !at.load(Ordering::Relaxed).is_null() {
             if at.load(Ordering::Relaxed) == own {
-                // One write: a child finds the list whole, whenever it was made.
+                // One write: a child finds the list whole at any moment of the fork.
                 at.store(self.next.load(Ordering::Relaxed), Ordering::Release);
                 break;
             }
-            // SAFETY: a cache that is in the list takes itself out under the lock, held here, before it goes.
+            // SAFETY: a listed cache takes itself out under the lock before it ends, and this
+            // thread holds the lock.
             at = unsafe { &(*at.load(Ordering::Relaxed)).next };
         }
         drop(caches);
     }
 }
 
-/// Has forks hold the locks of all caches.
+/// Registers the service, so that forks hold the locks of all caches.
 pub(super) fn watch() {
     fork::register(&SERVICE);
 }
 
-/// From now on the cache's locks are held over forks, until [`Listed::remove`].
+/// Lists the cache: forks hold its locks until [`Listed::remove`].
 pub(super) fn list<T: Forked + 'static>(cache: &Arc<T>) {
     watch();
     let listed = cache.listed();
     let cache: *const T = Arc::as_ptr(cache);
     let cache: *const dyn Forked = cache;
-    // SAFETY: not listed yet, so nobody reads it.
+    // SAFETY: the place is not listed yet, so no thread reads it.
     unsafe { *listed.cache.get() = Some(cache) };
     let caches = CACHES.lock();
     listed.next.store(caches.0.load(Ordering::Relaxed), Ordering::Relaxed);
     caches.0.store(std::ptr::from_ref(listed).cast_mut(), Ordering::Release);
 }
 
-/// For the whole process: the register's entry of all caches.
+/// For the whole process: the entry of all caches in the register of services.
 static SERVICE: Service = Service {
     hold,
     release,
@@ -125,7 +126,7 @@ static SERVICE: Service = Service {
             reset_in_child();
         }
     },
-    // Held values keep less, and the next gets return copies.
+    // Under pressure held values may keep less memory, and the next gets return copies.
     on_pressure: Some(|| pins::follow(budget::room(Instant::now()))),
     before_offers: Some(|now| {
         worth::compare(now, |each| CACHES.lock().each(|cache| each(cache.weighed())));
@@ -144,19 +145,19 @@ pub(crate) fn hold() {
     if !CACHES.is_mine() {
         return;
     }
-    // SAFETY: this thread holds the lock since the lines above, and no guard of it is there.
+    // SAFETY: this thread holds the lock since the lines above, and has no guard of it.
     let caches = unsafe { CACHES.held_value() };
     for rank in RANKS {
         caches.each(|cache| cache.hold(rank));
     }
 }
 
-/// Frees them.
+/// Frees the locks.
 pub(crate) fn release() {
     if !CACHES.is_mine() {
         return;
     }
-    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
+    // SAFETY: the thread that forks holds the lock since `hold`, and has no guard of it.
     unsafe { CACHES.held_value() }.each(|cache| cache.release());
     CACHES.release();
 }
@@ -164,7 +165,7 @@ pub(crate) fn release() {
 /// In a forked child, between [`hold`] and [`release`].
 pub(crate) fn reset_in_child() {
     let mut held = 0;
-    // SAFETY: the thread that forks holds the lock since `hold`, and no guard of it is there.
+    // SAFETY: the thread that forks holds the lock since `hold`, and has no guard of it.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.reset_in_child();
         held += cache.held_values();
@@ -172,13 +173,13 @@ pub(crate) fn reset_in_child() {
     pins::reset_in_child(held);
 }
 
-/// In a child whose fork handlers did not run: frees all locks. A cache of which one was held, by a
-/// thread that does not exist, is empty afterwards.
+/// Frees all locks in a child whose fork handlers did not run. If a thread that does not exist in
+/// the child held a lock of a cache, that cache is empty afterwards.
 pub(crate) fn recover() {
     CACHES.reset_in_child();
     let mut held = 0;
     CACHES.hold();
-    // SAFETY: this thread holds the lock since the line above, and no guard of it is there.
+    // SAFETY: this thread holds the lock since the line above, and has no guard of it.
     unsafe { CACHES.held_value() }.each(|cache| {
         cache.recover();
         held += cache.held_values();

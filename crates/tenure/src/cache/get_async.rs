@@ -1,4 +1,4 @@
-//! Values that tasks make, in any runtime: no thread is blocked.
+//! Values that tasks make, in any runtime. No thread blocks.
 
 use super::{Cache, Value};
 use crate::error::{Error, Result};
@@ -7,16 +7,18 @@ use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
-    /// Does what [`Cache::get_or_insert_with`] does, for tasks: `make` is a future, which one task runs, and the tasks
-    /// that ask meanwhile are woken when the value is there. No thread is blocked, and any runtime will do.
+    /// Does what [`Cache::get_or_insert_with`] does, for tasks. `make` is a future, and one task
+    /// runs it. Other tasks that ask for the value meanwhile wake up when it is there. No thread
+    /// blocks, and any runtime will do.
     ///
-    /// Where the task that makes the value is dropped, another one that waits runs its own `make`. A future that was
-    /// polled, and is neither polled on nor dropped, keeps all others waiting. A thread that asks
-    /// by [`Cache::get_or_insert_with`] meanwhile waits for the task, blocked: in a runtime with a
-    /// single thread it waits for ever, so tasks use this call.
+    /// If the task that makes the value is dropped, another waiting task runs its own `make`. A
+    /// future that was polled, and is then neither polled nor dropped, keeps all others waiting. A
+    /// thread that calls [`Cache::get_or_insert_with`] meanwhile blocks until the task is done. In
+    /// a runtime with a single thread it waits for ever, so tasks should use this call.
     ///
-    /// A forked child does not wait for its parent's tasks: who asks there makes the value. What a task of the
-    /// parent's makes in a child is returned and not kept.
+    /// A forked child does not wait for its parent's tasks: the first caller there makes the value.
+    /// If a task of the parent goes on in a child, the child's call returns its value, and the
+    /// cache does not keep it.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -31,10 +33,10 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// As [`Cache::get_or_insert_with`]; a task that waits allocates 32 bytes.
     ///
     /// # Errors
-    /// `EDEADLK`: `make` itself asks for its key, also when it is dropped, or another task asks that is polled inside
-    /// `make`: a runtime that a thread's `make` runs may poll such a task. `EINVAL`: the value made is longer
-    /// than 4 GiB. Two tasks of which each makes what the other one asks for are not found out: they wait for
-    /// ever.
+    /// `EDEADLK`: `make` itself asks for its key, also while it is dropped, or a task asks that is
+    /// polled inside `make`. (A runtime that a thread's `make` runs may poll such a task.)
+    /// `EINVAL`: the value made is longer than 4 GiB. The cache cannot detect two tasks that each
+    /// make the value that the other one asks for: they wait for ever.
     #[doc(alias = "get_with")]
     pub async fn get_or_insert_async<Q>(
         &self,
@@ -48,8 +50,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.get_or_try_insert_async(key, async { Ok(make.await) }).await
     }
 
-    /// Does what [`Cache::get_or_insert_async`] does, for a `make` that can fail. When it fails, a task that waited
-    /// runs its own `make`.
+    /// Does what [`Cache::get_or_insert_async`] does, for a `make` that can fail. When it fails, a
+    /// waiting task runs its own `make`.
     ///
     /// ```
     /// async fn page(cache: &tenure::Cache<String>, name: &str) -> std::io::Result<usize> {

@@ -1,8 +1,8 @@
-//! Which keys were evicted lately: two bytes for each, found by the key's hash.
+//! Remembers which keys the cache evicted lately: two bytes for each, found by the key's hash.
 //!
-//! A ghost is a fingerprint of 11 bits and the time of the eviction in 5 bits. Eight of them are a bucket; a new
-//! one takes the place of the oldest, long before the time begins again. Threads change the table without a lock:
-//! what one loses of another's is a ghost less.
+//! A ghost is a fingerprint of 11 bits and the time of the eviction in 5 bits. Eight ghosts are a
+//! bucket. A new ghost replaces the oldest one, long before the time wraps. Threads change the
+//! table without a lock: if two threads collide, one ghost may be lost.
 
 #![allow(unsafe_code, reason = "reads a table without a lock")]
 
@@ -13,26 +13,28 @@ const BUCKET: usize = 8;
 /// The first table's ghosts; each further one has twice as many.
 const FIRST: usize = 1 << 12;
 const TABLES: usize = 18;
-/// The tables take no more than this part of the cache's bytes, however small the values are at times.
+/// The tables take no more than this part of the cache's bytes, even while the values are very
+/// small.
 const PART: u64 = 64;
-/// Moments there are; then they begin again.
+/// The number of moments; then the time wraps.
 const MOMENTS: u16 = 32;
-/// Moments in which a cache's bytes are evicted once.
+/// Moments in which the cache evicts as many bytes as it has.
 const PER_CACHE: u64 = 8;
 
 /// See the module's head. Takes no memory before the first eviction.
 pub(super) struct Ghosts {
-    /// A table that has become too small stays, for threads that are in it, and is not used any more.
+    /// A table that has become too small is not used any more. It stays, because threads may still
+    /// read it.
     tables: [AtomicPtr<AtomicU16>; TABLES],
     current: AtomicU32,
     /// Bytes evicted so far.
     evicted: AtomicU64,
-    /// Bytes of evictions that are a moment.
+    /// How many evicted bytes one moment is.
     moment: AtomicU64,
 }
 
 fn ghost(hash: u32, moment: u16) -> u16 {
-    // Not 0, which stands for none.
+    // Not 0: that means that there is no ghost.
     (hash as u16 & (u16::MAX / MOMENTS)).max(1) * MOMENTS + moment
 }
 
@@ -46,8 +48,8 @@ impl Ghosts {
         }
     }
 
-    /// Follows the cache's size: `values` of `bytes` in all. Allocates; under no lock. Where memory is refused, the
-    /// table stays as it is.
+    /// Follows the cache's size: `values` values of `bytes` bytes together. Allocates; under no
+    /// lock. If the kernel refuses memory, the table stays as it is.
     pub fn fit(&self, values: u64, bytes: u64) {
         self.moment.store((bytes / PER_CACHE).max(1), Ordering::Relaxed);
         let wanted = |number: &usize| {
@@ -56,7 +58,7 @@ impl Ghosts {
         };
         let number = (0..TABLES).find(wanted).unwrap_or(TABLES - 1);
         let current = self.current.load(Ordering::Relaxed) as usize;
-        // No smaller one: a cache that shrinks may grow again.
+        // Not a smaller one: a cache that shrinks may grow again.
         let number = number.max(current);
         if self.table(number).is_none() {
             let mut new: Vec<AtomicU16> = Vec::new();
@@ -77,8 +79,8 @@ impl Ghosts {
 
     fn table(&self, number: usize) -> Option<&[AtomicU16]> {
         let table = self.tables[number].load(Ordering::Acquire);
-        // SAFETY: not null, so it is a table of this number, which has as many ghosts, is not moved, and
-        // is freed with `self`.
+        // SAFETY: the pointer is not null, so it leads to a table of this number. The table has
+        // this many ghosts, does not move, and is freed with `self`.
         (!table.is_null()).then(|| unsafe { std::slice::from_raw_parts(table, FIRST << number) })
     }
 
@@ -87,21 +89,21 @@ impl Ghosts {
         (moments % u64::from(MOMENTS)) as u16
     }
 
-    /// The bucket of a hash: by bits that the fingerprint has not.
+    /// Returns the bucket of a hash. It uses bits of the hash that are not in the fingerprint.
     fn bucket(&self, hash: u32) -> Option<&[AtomicU16]> {
         let table = self.table(self.current.load(Ordering::Relaxed) as usize)?;
         let buckets = (table.len() / BUCKET) as u64;
-        // The low bits of a hash choose its shard, the high bits are not among the fingerprint's.
+        // The low bits of a hash choose its shard. The high bits are not in the fingerprint.
         let number = (u64::from(hash) * buckets) >> 32;
         table.get(number as usize * BUCKET..(number as usize + 1) * BUCKET)
     }
 
-    /// So many bytes were evicted.
+    /// Counts evicted bytes.
     pub fn pass(&self, bytes: usize) {
         self.evicted.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Remembers that the value of this hash was evicted now.
+    /// Notes that the cache evicted the value of this hash now.
     pub fn add(&self, hash: u32) {
         let now = self.now();
         let Some(bucket) = self.bucket(hash) else { return };
@@ -114,7 +116,8 @@ impl Ghosts {
         }
     }
 
-    /// Whether the value of this hash was evicted within the last `moments`; forgets it.
+    /// Returns whether the cache evicted the value of this hash within the last `moments`, and
+    /// forgets the ghost.
     pub fn take(&self, hash: u32, moments: u16) -> bool {
         let now = self.now();
         let own = ghost(hash, 0);
@@ -126,18 +129,18 @@ impl Ghosts {
         })
     }
 
-    /// Bytes of the tables.
+    /// Returns the bytes of the tables.
     pub fn bytes(&self) -> u64 {
         (0..TABLES).filter_map(|number| self.table(number)).map(size_of_val).sum::<usize>() as u64
     }
 }
 
 /// # Safety
-/// Null, or a table of that number, which nobody else has.
+/// The pointer is null, or a table of that number that only the caller has.
 unsafe fn free(number: usize, table: *mut AtomicU16) {
     if !table.is_null() {
         let table = std::ptr::slice_from_raw_parts_mut(table, FIRST << number);
-        // SAFETY: from `Box::into_raw` of a slice of this length, and nobody else has it.
+        // SAFETY: from `Box::into_raw` of a slice of this length, and only the caller has it.
         drop(unsafe { Box::from_raw(table) });
     }
 }
@@ -145,7 +148,8 @@ unsafe fn free(number: usize, table: *mut AtomicU16) {
 impl Drop for Ghosts {
     fn drop(&mut self) {
         for (number, table) in self.tables.iter_mut().enumerate() {
-            // SAFETY: null, or a table of this number that this value owns, and `&mut self` says that nobody reads it.
+            // SAFETY: the pointer is null, or a table of this number that this value owns.
+            // `&mut self` proves that no thread reads it.
             unsafe { free(number, *table.get_mut()) };
         }
     }

@@ -1,18 +1,18 @@
-//! How large a cache may be: what is free lets it grow, purges teach it where to stop.
+//! How large a cache may be. Free memory lets it grow, and purges teach it where to stop.
 //!
-//! A cache that only grows makes the kernel discard what it will want next: 800 MiB of cache in
-//! 512 MiB of room had a hit rate of 0.61 where 480 MiB had 0.92. So the cache holds itself just
-//! below what the kernel lets it keep, and replaces its own coldest values there.
+//! A cache that only grows makes the kernel discard what the program wants next: 800 MiB of cache
+//! in 512 MiB of room had a hit rate of 0.61, where 480 MiB had 0.92. So the cache stays just below
+//! what the kernel lets it keep, and replaces its own coldest values there.
 
 use super::segment::SEGMENT;
 use crate::os::memory_limit::Room;
 use std::time::{Duration, Instant};
 
-/// How long after a purge the cache tries to grow again where nothing is known to be free.
+/// How long after a purge the cache tries to grow again if it knows of no free memory.
 const QUIET: Duration = Duration::from_secs(1);
-/// How often it then tries one segment more, and how often it heeds what is free.
+/// How often it then tries one more segment, and how often it asks for the free memory.
 const PACE: Duration = Duration::from_millis(100);
-/// Segments that a cache may have beyond its size: they take in what survives an eviction.
+/// Segments that a cache may have beyond its size: they take the values that survive an eviction.
 const SPARE: u64 = 2;
 
 pub(super) struct Growth {
@@ -23,12 +23,12 @@ pub(super) struct Growth {
     last_purge: Option<Instant>,
     last_try: Option<Instant>,
     heard: Option<Instant>,
-    /// Bytes that are free for the cache, as of when it heard last, without what it took since.
+    /// Bytes that were free for the cache when it asked last, less what it took since.
     available: u64,
-    /// Bytes by which the cache may grow before it hears again what is free: those, or none after a
+    /// Bytes by which the cache may grow before it asks again: the free bytes, or none after a
     /// purge.
     allowance: u64,
-    /// The memory limit that holds for the process.
+    /// The memory limit of the process.
     limit: u64,
 }
 
@@ -41,7 +41,7 @@ impl Growth {
         Growth {
             target: floor,
             floor,
-            // What comes on top is within what the program allows.
+            // The spare segments are also within what the program allows.
             ceiling: ceiling.saturating_sub(SPARE * SEGMENT as u64).max(floor),
             last_purge: None,
             last_try: None,
@@ -52,17 +52,17 @@ impl Growth {
         }
     }
 
-    /// The size the cache keeps to now.
+    /// Returns the size that the cache keeps to now.
     pub fn target(&self) -> u64 {
         self.target.min(self.ceiling)
     }
 
-    /// Whether [`Growth::hear`] is wanted.
+    /// Returns whether the caller should call [`Growth::hear`].
     pub fn is_due(&self, now: Instant) -> bool {
         since(now, self.heard) >= PACE
     }
 
-    /// What is free now; `offered` bytes of it are the cache's own.
+    /// Takes over how much memory is free now. `offered` bytes of it are the cache's own.
     pub fn hear(&mut self, room: Room, offered: u64, now: Instant) {
         if self.is_due(now) {
             self.heard = Some(now);
@@ -72,12 +72,12 @@ impl Growth {
         }
     }
 
-    /// What is left free for others.
+    /// Returns how many bytes are left free for others.
     fn margin(&self) -> u64 {
         (self.limit / 16).clamp(8 << 20, 1 << 30)
     }
 
-    /// The kernel took `bytes` of the cache's `footprint`: that much was too much.
+    /// The kernel took `bytes` of the cache's `footprint`: the cache was too large by that much.
     pub fn purged(&mut self, bytes: u64, footprint: u64, now: Instant) {
         self.target = self.target.min(footprint).saturating_sub(bytes).max(self.floor);
         self.last_purge = Some(now);
@@ -91,7 +91,7 @@ impl Growth {
         self.allowance = self.allowance.saturating_add(bytes);
     }
 
-    /// Whether the cache may take one segment more.
+    /// Returns whether the cache may take one more segment.
     pub fn may_grow(&mut self, footprint: u64, now: Instant) -> bool {
         let bytes = SEGMENT as u64;
         let grown = footprint + bytes;
@@ -116,9 +116,9 @@ impl Growth {
         true
     }
 
-    /// Whether the cache may take a large value's `bytes`, which must be free now: they are written
-    /// at once, and the kernel cannot take them meanwhile. `last`: the cache has nothing left to give
-    /// up instead.
+    /// Returns whether the cache may take `bytes` for a large value. They must be free now: the
+    /// caller writes them at once, and the kernel cannot take them meanwhile. `last`: the cache has
+    /// nothing left to give up instead.
     pub fn may_take(&mut self, bytes: u64, footprint: u64, last: bool) -> bool {
         let grown = footprint + bytes;
         let wanted = last || grown <= self.target || bytes <= self.allowance;
@@ -131,31 +131,31 @@ impl Growth {
         true
     }
 
-    /// The most bytes that a value can get if the cache gives up all but the `held` bytes of its
-    /// `footprint`.
+    /// Returns the largest memory that a value can get if the cache gives up everything except the
+    /// `held` bytes of its `footprint`.
     pub fn most(&self, footprint: u64, held: u64) -> u64 {
         let given_up = footprint.saturating_sub(held);
         self.available.saturating_add(given_up).min(self.ceiling.saturating_sub(held))
     }
 
-    /// Whether `bytes` are more than a quarter of the ceiling.
+    /// Returns whether `bytes` are more than a quarter of the ceiling.
     pub fn is_much_of_ceiling(&self, bytes: u64) -> bool {
         bytes > self.ceiling / 4
     }
 
-    /// Whether the cache may take one segment beyond its size for a moment.
+    /// Returns whether the cache may take one segment beyond its size for a moment.
     pub fn has_spare(&self, footprint: u64) -> bool {
         footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
     }
 
-    /// Whether one segment more may be used, of memory that the cache has or may have; the one that values
-    /// move to is not counted.
+    /// Returns whether one more segment may be used, of memory that the cache has or may have. The
+    /// segment that values move to does not count.
     pub fn has_room(&self, used: u64) -> bool {
         used <= self.target()
     }
 
-    /// Whether the cache is larger than it should be, the segments not counted that take in what
-    /// survives an eviction.
+    /// Returns whether the cache is larger than it should be. The segments that take the survivors
+    /// of an eviction do not count.
     pub fn too_large(&self, footprint: u64) -> bool {
         footprint > self.target() + SPARE * SEGMENT as u64 && footprint > self.floor
     }

@@ -1,18 +1,18 @@
-//! What lies before a value's bytes in its segment: its length, the key's hash, and when it ends if it does.
+//! The bytes before a value in its segment: its length, the key's hash, and its times if it ends.
 
 /// Bytes of the length and of the hash.
 pub(super) const HEADER: usize = 8;
-/// Bytes of each time that follows for a value that ends.
+/// Bytes of each time that follows if the value ends.
 pub(super) const TIME: usize = 8;
-/// In the length of a value: its times follow.
+/// A bit in the word of the length: the times follow.
 const ENDS: u32 = 1 << 31;
 
-/// Before each value: its length, and the key's hash, by which its slot is found again.
+/// What lies before each value: its length, and the key's hash, which finds its slot again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub len: u32,
     pub hash: u32,
-    /// `None`: the value ends at no time.
+    /// `None`: the value never ends.
     pub times: Option<Times>,
 }
 
@@ -21,16 +21,17 @@ pub(super) struct Header {
 pub(super) struct Times {
     /// When its time to live is over.
     pub deadline: u64,
-    /// When it was asked for, if its cache has a time to idle; 0 if it has none.
+    /// When it was last used, if its cache has a time to idle. 0: it has none.
     pub used: u64,
 }
 
 impl Times {
-    /// Of a value that never ends.
+    /// The times of a value that never ends.
     pub const NEVER: Times = Times { deadline: u64::MAX, used: 0 };
 }
 
-/// The word for a length; `ends`: times follow, as always for a value with a segment of its own.
+/// Returns the word for a length. `ends`: the times follow. A value with its own segment always has
+/// times.
 pub(super) fn encode(len: u32, ends: bool) -> u32 {
     debug_assert!(ends || len < ENDS);
     if ends {
@@ -40,14 +41,15 @@ pub(super) fn encode(len: u32, ends: bool) -> u32 {
     }
 }
 
-/// Whether times follow.
+/// Returns whether the times follow.
 #[inline]
 pub(super) fn ends(word: u32) -> bool {
     word & ENDS != 0
 }
 
-/// The length that a word is for, in a segment of this capacity. The bit may be the length's own, in a segment that
-/// has room for as much; it has not, if the bit only says that times follow.
+/// Returns the length that a word in a segment of this capacity stands for. If the segment has room
+/// for the whole word as a length, the bit belongs to the length. Otherwise the bit only says that
+/// the times follow.
 pub(super) fn decode(word: u32, capacity: usize) -> u32 {
     if word as usize + HEADER + TIME <= capacity {
         word
@@ -71,7 +73,7 @@ mod tests {
         let half = 1u32 << 31;
         for len in [1 << 20, half - 1, half, half + 1, half + (1 << 20), u32::MAX] {
             for times in [TIME, 2 * TIME] {
-                // As large as it must be, and as it may be.
+                // The smallest and a larger possible capacity.
                 let capacity = (len as usize + HEADER + times).next_multiple_of(4096);
                 for capacity in [capacity, capacity.next_multiple_of(65536) + 65536] {
                     assert!(ends(encode(len, true)));

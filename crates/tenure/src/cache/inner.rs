@@ -1,4 +1,4 @@
-//! What a cache is made of, and how forks hold all of it.
+//! The parts of a cache, and how forks hold all of them.
 
 #![allow(unsafe_code, reason = "takes itself out of the list of caches")]
 
@@ -33,7 +33,7 @@ impl<K, S> Drop for Inner<K, S> {
     }
 }
 
-// SAFETY: the place is a field, and `drop` takes it out.
+// SAFETY: the place is a field, and `drop` takes it out of the list.
 unsafe impl<K: Send + Sync, S: Send + Sync> Forked for Inner<K, S> {
     fn listed(&self) -> &Listed {
         &self.listed

@@ -1,28 +1,30 @@
-//! Whether the calling thread is at work on the segments of a cache, for a fork.
+//! Whether the calling thread works on the segments of a cache. A fork asks for that.
 //!
-//! A handler of a signal may fork while the thread that it interrupts has a segment in its hands, the
-//! lists' lock, or half a change of the stack of emptied segments. Parent and child both go on with that
-//! when the handler returns, so the child must not take it for what a thread that is gone left behind.
+//! A signal handler may fork while the thread that it interrupts has a segment, has the lists'
+//! lock, or has half changed the stack of emptied segments. Parent and child both go on with that
+//! work when the handler returns. So the child must not treat it as the remains of a thread that is
+//! gone.
 
 use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// Each thread's own: a handler of a signal that forks asks for the thread that it interrupts.
+    // Constant and without a destructor: it allocates nothing, and a thread can use it until its
+    // very end.
+    /// Each thread's own: a signal handler that forks asks for the thread that it interrupts.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
 /// While it lives, a fork by this thread leaves the segments as they are: see
-/// [`Space::reset_in_child`](super::space::Space::reset_in_child). Not held while the program's code
-/// runs, but for handlers of signals.
+/// [`Space::reset_in_child`](super::space::Space::reset_in_child). It is not held while the
+/// program's code runs, except for signal handlers.
 pub(super) struct Inside(());
 
 impl Inside {
     #[inline]
     pub fn begin() -> Inside {
         DEPTH.set(DEPTH.get() + 1);
-        // A handler runs on this thread: only the compiler could let it see this too late.
+        // A handler runs on this thread, so only the compiler could reorder this.
         compiler_fence(Ordering::SeqCst);
         Inside(())
     }
@@ -36,7 +38,7 @@ impl Drop for Inside {
     }
 }
 
-/// Whether the calling thread is inside.
+/// Returns whether the calling thread is inside.
 pub(super) fn is_inside() -> bool {
     DEPTH.get() > 0
 }

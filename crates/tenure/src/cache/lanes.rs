@@ -1,4 +1,4 @@
-//! Open segments: where threads put values side by side.
+//! Open segments: each lane fills its own, so that threads insert side by side.
 
 use super::place::UNIT;
 use super::segment::Segment;
@@ -16,11 +16,11 @@ pub(super) struct Lane {
     pub opening: Turn,
     /// Its segments hold protected values.
     pub is_protected: bool,
-    /// Where values were that its threads have overwritten.
+    /// Places of values that its threads have overwritten.
     pub vacated: Vacated,
 }
 
-/// An open segment: its number, its generation, and how far it is filled. 0 stands for none.
+/// An open segment: its number, its generation, and how far it is filled. 0: none.
 #[derive(Clone, Copy)]
 pub(super) struct Open(pub u64);
 
@@ -56,12 +56,12 @@ impl Lane {
     }
 }
 
-/// Which open segment this thread fills.
+/// Returns the number that decides which open segment this thread fills.
 pub(super) fn lane() -> usize {
-    /// For the whole process: lanes are numbers, of whatever cache.
+    /// For the whole process: a lane is a number, for any cache.
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     thread_local! {
-        /// Each thread's own: so that threads that put values in fill different segments.
+        /// Each thread's own, so that threads that insert values fill different segments.
         static LANE: Cell<usize> = const { Cell::new(0) };
     }
     if LANE.get() == 0 {

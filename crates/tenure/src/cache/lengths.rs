@@ -1,22 +1,23 @@
-//! What is known of the lengths of a segment's values without a look at them.
+//! What the cache knows of the lengths of a segment's values without reading them.
 
 use super::life::Life;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What is known of the lengths of a segment's values.
+/// What the cache knows of the lengths of a segment's values.
 pub(super) struct Lengths {
-    /// The longest that was put in, with its header.
+    /// The longest value so far, with its header.
     longest: AtomicU32,
-    /// What was counted last: how many values (upper half) and how many bytes keys led to. 0: nothing was.
+    /// The last count: the values (upper half) and the bytes that keys led to. 0: there was no
+    /// count.
     counted: AtomicU64,
 }
 
-/// How many bytes keys lead to.
+/// The bytes that keys lead to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// If values that went were as long as others.
+    /// The estimate if the values that left were as long as the others.
     pub likely: u64,
-    /// If they were the longest.
+    /// The estimate if the values that left were the longest.
     pub least: u64,
 }
 
@@ -25,13 +26,13 @@ impl Lengths {
         Lengths { longest: AtomicU32::new(0), counted: AtomicU64::new(0) }
     }
 
-    /// Forgets what was known, before the segment is filled anew.
+    /// Forgets everything before the segment is filled anew.
     pub fn reset(&self) {
         self.longest.store(0, Ordering::Relaxed);
         self.counted.store(0, Ordering::Relaxed);
     }
 
-    /// A value is put in that takes `need` bytes.
+    /// Notes an insert of a value that takes `need` bytes.
     #[inline]
     pub fn put(&self, need: usize) {
         let need = u32::try_from(need).unwrap_or(u32::MAX);
@@ -40,24 +41,24 @@ impl Lengths {
         }
     }
 
-    /// A value is put in that takes `need` bytes, where one was that had left. Nobody counts meanwhile.
+    /// Notes a value that takes `need` bytes at a vacated place. No other thread counts meanwhile.
     pub fn put_again(&self, need: usize) {
         self.put(need);
         let counted = self.counted.load(Ordering::Relaxed);
-        // Of four gigabytes of such values, the next ones change nothing about how long they are.
+        // After four gigabytes of such values, more of them do not change the average.
         let has_room = (counted as u32).checked_add(need as u32).is_some();
         if counted > 0 && has_room {
             self.counted.store(counted + (1 << 32) + need as u64, Ordering::Relaxed);
         }
     }
 
-    /// That many values, and bytes of them, were counted; the longest of them.
+    /// Takes over a count: the values, their bytes, and the longest of them.
     pub fn count(&self, values: u32, bytes: usize, longest: usize) {
         self.longest.store(u32::try_from(longest).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.counted.store(u64::from(values) << 32 | bytes as u64, Ordering::Relaxed);
     }
 
-    /// What is left of a closed segment.
+    /// Returns how many bytes of a closed segment keys still lead to.
     pub fn left(&self, life: &Life, filled: usize) -> Bytes {
         let counted = self.counted.load(Ordering::Relaxed);
         let (of, bytes) = match counted {
@@ -96,7 +97,8 @@ mod tests {
         assert_eq!(lengths.left(&life, 1000), left(500, 500));
     }
 
-    /// As where one value of a segment is overwritten all the time: the segment stays, and is not counted again.
+    /// As where one value of a segment is overwritten all the time: the segment stays, and is not
+    /// counted again.
     #[test]
     fn the_estimate_outlasts_any_number_of_values_put_in_again() {
         let (life, lengths, need) = (Life::new(), Lengths::new(), 200_000);

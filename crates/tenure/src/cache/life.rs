@@ -1,22 +1,24 @@
 //! A segment's life: when a reader may read its contents, and when they may be replaced.
 //!
-//! A reader pins the segment first and looks at the generation then. Who recycles a segment moves
-//! the generation on first and looks for pins then. So one of the two sees the other: a reader that
-//! finds its generation has a pin that the recycler sees.
+//! A reader first pins the segment and then looks at the generation. A thread that recycles a
+//! segment first changes the generation and then looks for pins. So at least one of the two sees
+//! the other: a reader that finds its generation has a pin that the recycler sees.
 
 use super::place::GENERATIONS;
 use crate::sync::{barrier_after_rmw, fence, AtomicU32, AtomicU64, Ordering};
 
-/// What a segment is pinned by. `pin` is a sequentially consistent read-modify-write; `pin_alone` is at least
-/// AcqRel, `unpin` at least Release and `pins` at least Acquire. All changes are read-modify-writes of one word.
+/// What pins a segment. `pin` is a sequentially consistent read-modify-write. `pin_alone` is at
+/// least AcqRel, `unpin` at least Release, and `pins` at least Acquire. All changes are
+/// read-modify-writes of one word.
 pub(super) trait Pins {
-    /// Adds a pin. `true`: the pages are there and good.
+    /// Adds a pin. Returns `true` if the pages are there and good.
     fn pin(&self) -> bool;
-    /// Adds a pin if there is none, by one exchange. `Some(true)`: the pages are there and good.
+    /// Adds a pin if there is none, by one exchange. Returns `Some(true)` if the pages are there
+    /// and good.
     fn pin_alone(&self) -> Option<bool>;
     /// Takes a pin away.
     fn unpin(&self);
-    /// How many there are.
+    /// Returns the number of pins.
     fn pins(&self) -> u32;
 }
 
@@ -26,10 +28,10 @@ const GENERATION_SHIFT: u32 = 2 * VALUES_SHIFT;
 
 /// See the module's head.
 pub(super) struct Life {
-    /// Which contents these are; a place that names another generation is out of date.
+    /// The number of the present contents. A place that names another generation is out of date.
     generation: AtomicU32,
-    /// The generation, the values put in, and of those, values that a key still leads to. In one
-    /// word, so that a late count for an earlier generation changes nothing.
+    /// The generation, the number of values put in, and how many of them a key still leads to. They
+    /// share one word, so that a late count for an earlier generation changes nothing.
     tally: AtomicU64,
 }
 
@@ -43,8 +45,8 @@ impl Life {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Pins the segment for reading this generation; `None`: it is over, and there is no pin.
-    /// `Some(true)`: the pages are there and good.
+    /// Pins the segment to read this generation. Returns `None`, without a pin, if the generation
+    /// is over. Returns `Some(true)` if the pages are there and good.
     #[inline]
     pub fn enter(&self, pins: &impl Pins, generation: u32) -> Option<bool> {
         let plain = pins.pin();
@@ -56,8 +58,9 @@ impl Life {
         None
     }
 
-    /// Pins the segment for writing where no key of this generation leads any more: see [`reuse`](super::reuse).
-    /// `false`, and there is no pin: others have pinned it, its pages may be gone, or the generation is over.
+    /// Pins the segment to write where no key of this generation leads any more: see
+    /// [`reuse`](super::reuse). Returns `false`, without a pin, if other threads have it pinned,
+    /// its pages may be gone, or the generation is over.
     pub fn enter_alone(&self, pins: &impl Pins, generation: u32) -> bool {
         let Some(plain) = pins.pin_alone() else { return false };
         let entered = plain && self.generation() == generation;
@@ -67,46 +70,48 @@ impl Life {
         entered
     }
 
-    /// Ends the generation. By the only thread that has the segment out of all lists. `true`: the
-    /// numbers begin again, so every place that names the segment must be forgotten.
+    /// Ends the generation. Only the thread that has the segment out of all lists calls it. Returns
+    /// `true` if the numbers wrap: then every place that names the segment must be forgotten.
     pub fn expire(&self) -> bool {
         let before = self.generation.load(Ordering::Relaxed);
         let next = before % GENERATIONS + 1;
         self.generation.store(next, Ordering::SeqCst);
-        // A swap, and no store, only for the model checker, which would let a late count come after it.
+        // A swap instead of a store only for the model checker, which would let a late count come
+        // after a store.
         let _ = self.tally.swap(u64::from(next) << GENERATION_SHIFT, Ordering::AcqRel);
         next < before
     }
 
-    /// Whether the caller's pin is the only one, after [`Life::expire`]: then nobody reads the old
-    /// contents any more, and nobody will.
+    /// Returns whether the caller's pin is the only one, after [`Life::expire`]. Then no thread
+    /// reads the old contents, and no thread will.
     pub fn alone(&self, pins: &impl Pins) -> bool {
         fence(Ordering::SeqCst);
         pins.pins() == 1
     }
 
-    /// A value was put in, to which a key will lead.
+    /// Counts a value that was put in and that a key will lead to.
     pub fn add(&self, generation: u32) {
         let _ = self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1));
     }
 
-    /// A value was put in where one was that had left.
+    /// Counts a value that was put at a vacated place.
     pub fn add_again(&self, generation: u32) {
         let _ = self.count(generation, |tally| (tally & COUNT < COUNT).then_some(tally + 1));
     }
 
-    /// The value put in last was taken back.
+    /// Takes back the count of the value that was put in last.
     pub fn take_back(&self, generation: u32) {
         let _ = self.count(generation, |tally| Some(tally - (1 << VALUES_SHIFT) - 1));
     }
 
-    /// A key stopped leading to a value; `true`: it was the last.
+    /// Counts that a key stopped leading to a value. Returns `true` if it was the last one.
     pub fn leave(&self, generation: u32) -> bool {
         let left = self.count(generation, |tally| (tally & COUNT > 0).then(|| tally - 1));
         left == Some(0)
     }
 
-    /// Changes the tally if it is this generation's; answers the values that are left.
+    /// Changes the tally if it belongs to this generation. Returns the number of values that are
+    /// left.
     fn count(&self, generation: u32, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut tally = self.tally.load(Ordering::Relaxed);
         loop {
@@ -122,12 +127,12 @@ impl Life {
         }
     }
 
-    /// Values that a key leads to.
+    /// Returns the number of values that a key leads to.
     pub fn live(&self) -> u32 {
         (self.tally.load(Ordering::Acquire) & COUNT) as u32
     }
 
-    /// Values put in.
+    /// Returns the number of values put in.
     pub fn values(&self) -> u32 {
         (self.tally.load(Ordering::Relaxed) >> VALUES_SHIFT & COUNT) as u32
     }

@@ -1,35 +1,36 @@
-//! How long values live: by the cache's settings, or by a time of their own.
+//! How long values live: by the cache's settings, or by their own time.
 
 use super::header::{Times, TIME};
 use rustix::time::{clock_gettime, ClockId};
 use std::time::Duration;
 
-/// The largest step in which the uses of values are noted, in milliseconds.
+/// The largest step in which the cache notes uses of values, in milliseconds.
 const STEP: u64 = 1000;
 
-/// What a cache is told about times.
+/// The cache's settings of times.
 pub(super) struct Lifetimes {
     to_live_ms: Option<u64>,
     idle: Option<Idle>,
 }
 
-/// A time to idle. A use is noted only if the last one is a step ago, so that few gets write.
+/// A time to idle. The cache notes a use only if the last note is a step old, so that few gets
+/// write.
 #[derive(Clone, Copy)]
 struct Idle {
     ms: u64,
     step: u64,
 }
 
-/// What a value's times say.
+/// What a value's times mean now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Age {
     Over,
     Alive,
-    /// Alive, and a use of it now is to be noted.
+    /// Alive, and the caller should note a use now.
     AliveUnused(u64),
 }
 
-/// Longer than a process lives: for ever.
+/// Returns a time in milliseconds. A time that does not fit means for ever.
 fn in_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -40,23 +41,23 @@ impl Lifetimes {
         Lifetimes { to_live_ms: to_live.map(in_ms), idle }
     }
 
-    /// Bytes of the times of a value that ends.
+    /// Returns the bytes of the times of a value that ends.
     pub fn bytes(&self) -> usize {
         TIME * if self.idle.is_some() { 2 } else { 1 }
     }
 
-    /// Whether uses of values are noted.
+    /// Returns whether the cache notes uses of values.
     #[inline]
     pub fn has_idle(&self) -> bool {
         self.idle.is_some()
     }
 
-    /// Whether every value has times.
+    /// Returns whether every value has times.
     pub fn of_all(&self) -> bool {
         self.to_live_ms.is_some() || self.idle.is_some()
     }
 
-    /// The times of a value that is put in now, perhaps with a time to live of its own.
+    /// Returns the times of a value that is put in now. `own`: its own time to live.
     pub fn begin(&self, own: Option<Duration>) -> Option<Times> {
         let to_live = own.map(in_ms).or(self.to_live_ms);
         if to_live.is_none() && self.idle.is_none() {
@@ -82,7 +83,7 @@ impl Lifetimes {
         let Some(Idle { ms, step }) = self.idle else { return Age::Alive };
         // Another thread may have noted a later moment.
         let unused = now.saturating_sub(times.used);
-        // It may have been used until just before the next step.
+        // The last use may be almost a step later than the note.
         if unused >= ms.saturating_add(step) {
             Age::Over
         } else if unused >= step {
@@ -93,8 +94,8 @@ impl Lifetimes {
     }
 }
 
-/// Milliseconds of the kernel's clock. Not since the cache was made: a child of a fork may live in a time namespace, before that
-/// moment.
+/// Returns the kernel's clock in milliseconds. It does not count from the making of the cache: a
+/// forked child may live in a time namespace whose clock is before that moment.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
@@ -110,8 +111,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whenever a value is used, it lives for the time to idle after its last use, and for no more than a step
-        /// longer.
+        /// A value lives for the time to idle after its last use, and at most one step longer.
         #[test]
         fn idle_values_end_in_time(idle in 0u64..10_000, gaps in prop::collection::vec(0u64..12_000, 1..40)) {
             let all = lifetimes(None, Some(idle));
@@ -131,7 +131,7 @@ mod tests {
             }
         }
 
-        /// A time to live ends to the millisecond, whatever the time to idle.
+        /// A time to live ends to the millisecond, with any time to idle.
         #[test]
         fn living_values_end_in_time(deadline in 0u64..10_000, idle in 10_001u64..20_000, now in 0u64..10_000) {
             for all in [lifetimes(None, None), lifetimes(None, Some(idle))] {

@@ -8,7 +8,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Name {
-    /// In none: open, or in the hands of a thread.
+    /// In no list: open, or a thread works on it.
     None,
     /// Closed, with new values, oldest first.
     Probation,
@@ -26,7 +26,7 @@ pub(super) enum Name {
     Draining,
 }
 
-/// A segment's place in a list. Changed only under the lock of the space.
+/// A segment's place in a list. It changes only under the lock of the space.
 pub(super) struct Link {
     pub name: AtomicU8,
     pub before: AtomicU32,
@@ -42,7 +42,7 @@ impl Link {
         }
     }
 
-    /// Whether the segment is in a list of this name.
+    /// Returns whether the segment is in a list of this name.
     pub fn is(&self, name: Name) -> bool {
         self.name.load(Ordering::Relaxed) == name as u8
     }
@@ -52,7 +52,7 @@ impl Link {
         self.name.store(Name::None as u8, Ordering::Relaxed);
     }
 
-    /// The number that a neighbour's place holds.
+    /// Returns the number of the neighbour.
     pub fn get(link: &AtomicU32) -> Option<u32> {
         Some(link.load(Ordering::Relaxed)).filter(|number| *number != NONE)
     }

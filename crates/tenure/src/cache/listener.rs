@@ -1,11 +1,12 @@
-//! What the program is told of values that leave the cache.
+//! Calls the program's function for values that leave the cache.
 
 use super::put_off::PutOff;
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-/// Why a value left its cache: what an [eviction listener](super::CacheBuilder::eviction_listener) is told.
+/// Why a value left its cache. An [eviction listener](super::CacheBuilder::eviction_listener) gets
+/// it.
 ///
 /// ```
 /// use tenure::cache::RemovalCause;
@@ -15,8 +16,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemovalCause {
-    /// The program removed it, also by [`clear`](super::Cache::clear) or [`retain`](super::Cache::retain), or an insert
-    /// under its key failed.
+    /// The program removed it, also by [`clear`](super::Cache::clear) or
+    /// [`retain`](super::Cache::retain), or an insert under its key failed.
     #[doc(alias = "Explicit")]
     Removed,
     /// Another value was put under its key.
@@ -40,12 +41,12 @@ const CAUSES: [RemovalCause; 5] = [
 ];
 
 impl RemovalCause {
-    /// A small number for it.
+    /// Returns a small number for the cause.
     pub(super) fn number(self) -> u64 {
         self as u64
     }
 
-    /// The cause with a number.
+    /// Returns the cause with a number.
     pub(super) fn of(number: u64) -> RemovalCause {
         CAUSES.get(number as usize).copied().unwrap_or(RemovalCause::Removed)
     }
@@ -53,7 +54,7 @@ impl RemovalCause {
 
 type Tell<K> = dyn Fn(&K, RemovalCause) + Send + Sync;
 
-/// The program's function, which is told of values that leave a cache.
+/// The program's function, which the cache calls for values that leave.
 pub(super) struct Listener<K>(Arc<Told<K>>);
 
 struct Told<K> {
@@ -66,20 +67,22 @@ impl<K> Listener<K> {
         Listener(Arc::new(Told { put_off: PutOff::new(), tell: Box::new(tell) }))
     }
 
-    /// Tells of the value under a key. Runs the program's code, and catches its panic: it must not keep others from
-    /// being told, or a value that was put in from its caller.
+    /// Calls the function for the value under a key. Runs the program's code, and catches its
+    /// panic: a panic must not keep the cache from reporting other values, nor take an inserted
+    /// value from its caller.
     pub fn tell(&self, key: &K, cause: RemovalCause) {
         let panicked = catch_unwind(AssertUnwindSafe(|| (self.0.tell)(key, cause)));
-        // Dropping what it panicked with may panic as well.
+        // The drop of the panic's payload may panic as well.
         panicked.unwrap_or_else(std::mem::forget);
     }
 
-    /// Tells of the value under a key later.
+    /// Notes a value, to call the function for it later.
     pub fn put_off(&self, key: K, cause: RemovalCause) {
         self.0.put_off.put((key, cause));
     }
 
-    /// Tells of what was put off, also meanwhile, and drops the keys.
+    /// Calls the function for all noted values, also for those that are noted meanwhile, and drops
+    /// the keys.
     pub fn tell_put_off(&self) {
         loop {
             let mut any = false;

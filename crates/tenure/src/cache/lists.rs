@@ -1,5 +1,5 @@
-//! Lists of segments, through the segments themselves: a change allocates nothing and takes a
-//! segment out of the middle at once.
+//! Lists of segments. The links are inside the segments, so a change allocates nothing, and a list
+//! gives up a segment from its middle at once.
 
 use super::link::Link;
 use super::segment::{Segment, Segments};
@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 pub(super) use super::link::Name;
 
-/// One list.
 pub(super) struct List {
     name: Name,
     first: Option<u32>,
@@ -25,7 +24,7 @@ impl List {
         self.len
     }
 
-    /// Bytes of its segments' memory.
+    /// Returns the bytes of its segments' memory.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -34,12 +33,12 @@ impl List {
         self.first
     }
 
-    /// Whether the segment is in this list.
+    /// Returns whether the segment is in this list.
     pub fn has(&self, segment: &Segment) -> bool {
         segment.link.is(self.name)
     }
 
-    /// The next segment, if this one is in the list and not its last.
+    /// Returns the next segment, if this one is in the list and not the last.
     pub fn after(&self, segment: &Segment) -> Option<u32> {
         if self.has(segment) {
             Link::get(&segment.link.after)
@@ -63,7 +62,7 @@ impl List {
         self.bytes += segment.capacity() as u64;
     }
 
-    /// Takes a segment out; `false`: it is not in this list.
+    /// Takes a segment out. Returns `false` if it is not in this list.
     pub fn remove(&mut self, all: &Segments, segment: &Segment) -> bool {
         if !self.has(segment) {
             return false;
@@ -83,7 +82,6 @@ impl List {
         true
     }
 
-    /// Takes the first segment out.
     pub fn pop<'a>(&mut self, all: &'a Segments) -> Option<&'a Segment> {
         let segment = all.must(self.first?);
         self.remove(all, segment);

@@ -1,19 +1,22 @@
-//! A cache without a size: it grows while there is room, and shrinks when others need the room.
+//! A cache without a size. It grows while there is room, and shrinks when other code needs the
+//! room.
 //!
-//! **For** values that the program can make again: pages, thumbnails, blocks, results. **Not for** values
-//! that cannot be made again, or for a set of values that always fits (a cache with a fixed size is a little
-//! faster then, and up to three times as fast at overwriting values by others of other lengths).
+//! **For** values that the program can make again: pages, thumbnails, blocks, results. **Not for**
+//! values that it cannot make again, or for a set of values that always fits. (A cache with a fixed
+//! size is a little faster then. It is up to three times as fast at overwriting values by others of
+//! other lengths.)
 //!
 //! Values of any length are packed into 2 MiB segments of volatile memory. The kernel takes whole
 //! segments in its ordinary reclaim, and the segments that were offered first go first. A get that
 //! finds its value purged misses. A get never returns wrong or partial bytes: it pins the segment
 //! before it looks, and a segment is reused only when no thread has it pinned.
 //!
-//! Where the cache itself must make room, values that were used again stay, and values that were used
-//! once go. So a scan over many keys does not wash the cache out.
+//! When the cache itself must make room, it keeps values that were used again, and drops values
+//! that were used once. So a scan over many keys does not wash the cache out.
 //!
-//! **Release a value soon.** A [`Value`] that is held keeps its whole segment of 2 MiB from the kernel.
-//! [`Value::into_owned`] makes one that can go anywhere: into a task, a response body, another thread.
+//! **Release a value soon.** A held [`Value`] keeps its whole segment of 2 MiB from the kernel.
+//! [`Value::into_owned`] makes a value that can go anywhere: into a task, a response body, another
+//! thread.
 //!
 //! ```
 //! # fn main() -> tenure::Result<()> {
@@ -29,8 +32,8 @@
 //!
 //! # Cost
 //!
-//! A get of a value of 1 KiB takes about 0.1 µs and no lock. A value takes 38 bytes of bookkeeping beside its
-//! bytes (`tenure bench cache`).
+//! A get of a value of 1 KiB takes about 0.1 µs and no lock. A value takes 38 bytes of bookkeeping
+//! beside its bytes (`tenure bench cache`).
 //!
 //! # What the kernel must have
 //!
@@ -107,8 +110,9 @@ pub type DefaultHasher = foldhash::fast::RandomState;
 
 /// A cache without a size, for any number of threads. The [module](self) says how it works.
 ///
-/// All methods take `&self`; the cache may be shared by any number of threads, by reference or by clones,
-/// which are handles to the one cache. Gets of values whose segment is not offered make no system call.
+/// All methods take `&self`. Any number of threads may share the cache, by reference or by clones,
+/// which are handles to the same cache. A get of a value makes no system call unless its segment is
+/// offered.
 ///
 /// ```
 /// use tenure::Cache;
@@ -126,7 +130,8 @@ pub struct Cache<K, S = DefaultHasher> {
     inner: Arc<Inner<K, S>>,
 }
 
-/// Another handle to the same cache, which ends when the last handle and the last [`OwnedValue`] are gone.
+/// Another handle to the same cache. The cache ends when the last handle and the last
+/// [`OwnedValue`] are gone.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -145,8 +150,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// Returns the value under a key, pinned. Returns `None` if the key has no value, if the
     /// value's time is over, or if the value was purged.
     ///
-    /// A value that is held keeps the 2 MiB around it from the kernel: release it soon. While very many
-    /// are held, a get returns a copy instead: see [`Value::is_copy`].
+    /// A held value keeps the 2 MiB around it from the kernel: release it soon. While the program
+    /// holds very many values, a get returns a copy instead: see [`Value::is_copy`].
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::new()?;
@@ -159,11 +164,12 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// One atomic instruction each to enter and to leave the shard, to pin and to unpin; no lock. If
-    /// the segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
+    /// One atomic instruction each to enter and to leave the shard, to pin and to unpin; no lock.
+    /// If the segment was offered: taking it back, 0.6 µs (huge page) or 70 µs (base pages).
     ///
     /// # Panics
-    /// More than 500,000 pins of one segment at once: so many of its values are held, or were leaked.
+    /// If one segment has more than 500,000 pins at once: the program holds or has leaked that many
+    /// of its values.
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<Value<'_>>
     where
@@ -173,11 +179,11 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.look_up(short(self.inner.shards.hash(key)), key)
     }
 
-    /// Returns whether a key has a value whose time is not over. The value may have been purged all
-    /// the same: only a get finds that out. In a cache of which any value ever had a time to live or to
-    /// idle, the call reads the value's header, which says when its time is over, and takes the pages
-    /// around it back for that, as a get does. If those pages were purged, or there is no memory to take them back, the call returns
-    /// `false`.
+    /// Returns whether a key has a value whose time is not over. The kernel may have purged the
+    /// value all the same: only a get finds that out. If any value of the cache ever had a time to
+    /// live or to idle, the call reads the value's header, which has its times. For that it takes
+    /// the pages around the header back, as a get does. If those pages were purged, or there is no
+    /// memory to take them back, the call returns `false`.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -186,7 +192,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// About 20 ns; no system call, except with such times.
+    /// About 20 ns; no system call, except in a cache with such times.
     pub fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -195,7 +201,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.contains(short(self.inner.shards.hash(key)), key)
     }
 
-    /// Puts a value under a key, in the place of the one before.
+    /// Puts a value under a key. It replaces the value that the key had.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -205,26 +211,27 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// A copy of the value, and the page faults of a new segment where the cache grows. A value that overwrites one as
-    /// long as itself takes the place of another that was overwritten. Where lengths vary, two bytes of other
-    /// values are copied for each byte that overwrites others at random.
+    /// A copy of the value, and the page faults of a new segment if the cache grows. A value that
+    /// overwrites one of the same length takes the place of another overwritten one. If lengths
+    /// vary, the cache copies two bytes of other values for each byte that overwrites others at
+    /// random.
     ///
     /// # Errors
-    /// `ENOMEM`: neither the kernel nor the ceiling has room for it, or values that are held keep all
-    /// of the cache's memory; the key has no value then. Nothing is evicted for a value that cannot
-    /// fit. `EINVAL`: longer than 4 GiB.
+    /// `ENOMEM`: neither the kernel nor the ceiling has room for the value, or held values keep all
+    /// of the cache's memory. The key has no value then. The cache evicts nothing for a value that
+    /// cannot fit. `EINVAL`: the value is longer than 4 GiB.
     pub fn insert(&self, key: K, value: &[u8]) -> Result<()> {
         self.put(key, value, None)
     }
 
-    /// Returns the value under a key. If there is none, `make` makes it: once, however many threads
+    /// Returns the value under a key. If there is none, `make` makes it: once, even if many threads
     /// ask for it meanwhile. If the cache has no room for the value, the call returns it all the
     /// same ([`Value::is_cached`] is `false` then).
     ///
-    /// What `make` returns may be out of date: an [`insert`](Cache::insert), a [`remove`](Cache::remove)
-    /// or a [`clear`](Cache::clear) of the key, by any thread, may come while it runs. The newer change
-    /// wins: the value is returned and not kept (`Value::is_cached` is `false`), and threads that waited
-    /// for it look the key up again.
+    /// The value that `make` returns may be out of date: any thread may [`insert`](Cache::insert),
+    /// [`remove`](Cache::remove) or [`clear`](Cache::clear) the key while `make` runs. The newer
+    /// change wins: the call returns the value and does not keep it (`Value::is_cached` is
+    /// `false`), and threads that waited for it look the key up again.
     ///
     /// ```
     /// let cache = tenure::Cache::<String>::new()?;
@@ -234,14 +241,15 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// Found: as [`Cache::get`]. Not found: what `make` takes, and an [`insert`](Cache::insert).
+    /// Found: as [`Cache::get`]. Not found: the time of `make`, and an [`insert`](Cache::insert).
     ///
     /// # Errors
-    /// `EDEADLK`: the value is being made by this thread, or by one that waits for this thread, for another
-    /// value or for an object's refill. `EINVAL`: the value made is longer than 4 GiB.
+    /// `EDEADLK`: this thread makes the value already, or the thread that makes it waits for this
+    /// thread, for another value or for an object's refill. `EINVAL`: the value made is longer than
+    /// 4 GiB.
     ///
     /// # Panics
-    /// If `make` does; another thread that waited then makes the value.
+    /// If `make` does. Another thread that waited then makes the value.
     #[doc(alias = "get_with")]
     pub fn get_or_insert_with<Q>(
         &self,
@@ -289,8 +297,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 
     /// Removes a key and its value. Returns `false` if there was none. Returns `true` also for a
     /// value whose time was over or that was purged, if no get has found that out: `remove` does
-    /// not look at the value. The space is free when the last guard of a value in its segment is
-    /// gone.
+    /// not look at the value. The space becomes free when the last guard of a value in its segment
+    /// is gone.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -314,7 +322,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         removed.is_some_and(|place| !inner.stale(place))
     }
 
-    /// Removes everything.
+    /// Removes all values.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -335,7 +343,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     }
 }
 
-/// The value that is being made is asked for in its own making.
+/// Returns the error of a call that asks for a value inside the making of that value.
 fn own_key() -> Error {
     Error::new(
         ErrorKind::Deadlock,

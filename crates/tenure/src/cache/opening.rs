@@ -1,4 +1,4 @@
-//! How threads take room in the open segments, and how these are closed.
+//! How threads take room in the open segments, and how a lane closes them.
 
 use super::header::Header;
 use super::lanes::{Filling, Lane, Open};
@@ -9,13 +9,13 @@ use super::space::Space;
 use std::sync::atomic::Ordering;
 
 impl Space {
-    /// The lanes for new values, and the one for protected values.
+    /// Returns the lanes for new values, and the lane for protected values.
     pub(super) fn all_lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().chain([&self.protected])
     }
 
-    /// Takes `need` bytes of a lane's open segment, which the caller unpins. `Err`: what the lane has open
-    /// has no room for them.
+    /// Takes `need` bytes of a lane's open segment, pinned; the caller unpins it. Returns `Err` if
+    /// the lane's open segment has no room for them.
     pub(super) fn reserve(
         &self,
         lane: &Lane,
@@ -25,7 +25,7 @@ impl Space {
             let seen = lane.open.load(Ordering::Acquire);
             let open = Open::decode(seen).filter(|open| open.at() + need <= SEGMENT).ok_or(seen)?;
             let segment = self.segments.must(open.segment());
-            // The pin first: while the lane has the segment open it is pinned and settled.
+            // The pin comes first: while the lane has the segment open, it is pinned and settled.
             segment.range.pin();
             let (generation, at) = (open.generation(), open.at());
             let next = Open::new(open.segment(), generation, at + need);
@@ -37,7 +37,7 @@ impl Space {
         }
     }
 
-    /// Writes a value's header; answers its place.
+    /// Writes a value's header and returns its place.
     pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Place {
         let Filling { segment, generation, at } = *filling;
         segment.write_header(at, head, self.lifetimes.bytes());
@@ -46,7 +46,7 @@ impl Space {
         Place::new(segment.number, generation, at)
     }
 
-    /// Lets a lane fill a segment that nobody else has, and closes the one before.
+    /// Makes a segment that only this thread has the lane's open one, and closes the one before.
     pub(super) fn put_open(&self, lane: &Lane, next: &Filling<'_>) {
         next.segment.set_protected(lane.is_protected);
         let open = Open::new(next.segment.number, next.generation, next.at);
@@ -73,7 +73,7 @@ impl Space {
 }
 
 impl Segment {
-    /// Whether it is closed and in use.
+    /// Returns whether the segment is closed and in use.
     pub(super) fn is_closed(&self) -> bool {
         self.link.is(Name::Probation) || self.link.is(Name::Protected)
     }

@@ -8,17 +8,19 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A value's bytes, which may go anywhere: to other threads, into a task, into a response's body. No byte is
-/// copied for it. [`Value::into_owned`] makes one, and its clones are handles to the same bytes.
+/// A value's bytes, which may go anywhere: to other threads, into a task, into a response's body.
+/// [`Value::into_owned`] makes one without a copy of the bytes. Its clones are handles to the same
+/// bytes.
 ///
-/// It keeps what a [`Value`] keeps: the segment of 2 MiB that the bytes lie in, from the kernel. Drop it soon; a
-/// slow reader should take a copy. [`CacheStats::held_bytes`](super::CacheStats) says how much is held, and held
-/// values keep at most an eighth of what is free: beyond that, a get returns copies. A value over 512 KiB has
-/// memory of its own, of which a copy would take as much: it does not count there. An owned value keeps the
-/// cache, too, with all that is in it: the cache ends when its last handle and its last owned value are gone, on
-/// the thread that drops it.
+/// It keeps what a [`Value`] keeps: the kernel cannot take the segment of 2 MiB that the bytes lie
+/// in. Drop it soon; a slow reader should take a copy.
+/// [`CacheStats::held_bytes`](super::CacheStats) says how much is held. Held values keep at most an
+/// eighth of the free memory: beyond that, a get returns copies. A value over 512 KiB does not
+/// count there: it has its own memory, and a copy would take as much. An owned value also keeps the
+/// cache, with all that is in it. The cache ends when its last handle and its last owned value are
+/// gone, on the thread that drops the last of them.
 ///
-/// It is what `bytes::Bytes::from_owner` takes:
+/// `bytes::Bytes::from_owner` takes an owned value:
 ///
 /// ```
 /// let cache = tenure::Cache::<&str>::new()?;
@@ -32,9 +34,10 @@ use std::sync::Arc;
 pub struct OwnedValue(Arc<Held>);
 
 struct Held {
-    /// Dropped before `cache`, in the order of the fields. Never given out: it borrows for ever.
+    /// Dropped before `cache`, in the order of the fields. It is never given out, because it
+    /// borrows for ever.
     value: Value<'static>,
-    /// What `value` borrows, if it does.
+    /// The cache that `value` borrows, if it does.
     #[allow(dead_code, reason = "held, never read")]
     cache: Option<Arc<dyn Kept>>,
 }
@@ -42,9 +45,9 @@ struct Held {
 impl OwnedValue {
     pub(super) fn new(value: Value<'_>) -> OwnedValue {
         let cache = value.segment().map(|segment| segment.keep());
-        // SAFETY: a value borrows nothing but a segment, and a segment stays where it is while its cache lives,
-        // as whoever has the `Arc` in `cache` sees to. `Held` drops the value first, and lends
-        // its bytes no longer than itself.
+        // SAFETY: a value borrows nothing but a segment. A segment stays where it is while its
+        // cache lives, and the `Arc` in `cache` keeps the cache alive. `Held` drops the value
+        // first, and lends its bytes no longer than itself.
         let value = unsafe { std::mem::transmute::<Value<'_>, Value<'static>>(value) };
         OwnedValue(Arc::new(Held { value, cache }))
     }

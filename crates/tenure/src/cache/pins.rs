@@ -1,32 +1,33 @@
-//! How much memory the values that a program holds may keep from the kernel.
+//! How much memory the held values of a program may keep from the kernel.
 //!
-//! A value in a shared segment keeps all of its 2 MiB there while it is held. So each such value has
-//! a token, and there are as many tokens as segments may be kept so. Without one, a get returns a
-//! copy. A thread keeps a few tokens back, so that a get and a drop change no shared memory.
+//! A held value in a shared segment keeps all of its 2 MiB from the kernel. So each such value has
+//! a token, and there are as many tokens as segments that values may keep. Without a token, a get
+//! returns a copy. A thread has a few tokens in reserve, so that a get and a drop change no shared
+//! memory.
 
 use super::segment::SEGMENT;
 use crate::os::memory_limit::Room;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-/// The tokens of all caches.
 struct Tokens {
-    /// How many there are.
+    /// The number of all tokens.
     all: AtomicI64,
-    /// How many of them nobody has. Below 0 where there were more when they were taken.
+    /// The number of free tokens. It is below 0 if the number of all tokens shrank while they were
+    /// taken.
     left: AtomicI64,
-    /// As many as a thread may keep back.
+    /// How many tokens a thread may have in reserve.
     kept: AtomicU32,
 }
 
-/// For the whole process: what is free, of which they are a share, is the process's.
+/// For the whole process: the tokens are a share of the process's free memory.
 static TOKENS: Tokens = Tokens {
     all: AtomicI64::new((16 << 20) / SEGMENT as i64),
     left: AtomicI64::new((16 << 20) / SEGMENT as i64),
     kept: AtomicU32::new(0),
 };
 
-/// The tokens that a thread keeps back.
+/// The tokens that a thread has in reserve.
 struct Kept(Cell<u32>);
 
 impl Drop for Kept {
@@ -46,19 +47,20 @@ pub(crate) fn set_limit(bytes: u64) {
     if TOKENS.all.load(Ordering::Relaxed) != all {
         let before = TOKENS.all.swap(all, Ordering::Relaxed);
         TOKENS.left.fetch_add(all - before, Ordering::Relaxed);
-        // A thirty-second each: threads that hold no value must not keep others from it.
+        // A thirty-second for each thread: a thread that holds no value must not keep the others
+        // from tokens.
         TOKENS.kept.store((all / 32).clamp(0, 8) as u32, Ordering::Relaxed);
     }
 }
 
-/// An eighth of what is free, and at least 16 MiB or a sixteenth of a small limit. (What is marked and not
-/// offered may keep a quarter beside it.)
+/// Sets the limit to an eighth of the free memory, and at least to 16 MiB or a sixteenth of a small
+/// limit. (Memory that is marked and not offered may keep a quarter beside it.)
 pub(super) fn follow(room: Room) {
     let least = (room.limit / 16).clamp(4 << 20, 16 << 20);
     set_limit((room.free / 8).max(least));
 }
 
-/// Takes a token.
+/// Takes a token. Returns `false` if there is none.
 #[inline]
 pub(super) fn take() -> bool {
     let kept = MINE.try_with(|mine| match mine.0.get() {
@@ -73,7 +75,7 @@ pub(super) fn take() -> bool {
 
 #[cold]
 fn take_shared() -> bool {
-    // Half of what the thread may keep back comes along.
+    // Half of the thread's reserve comes along.
     let more = i64::from(TOKENS.kept.load(Ordering::Relaxed) / 2);
     let mut taken = 0;
     let took = TOKENS.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -106,8 +108,8 @@ pub(super) fn give() {
     }
 }
 
-/// In a forked child: `held` values have a token, those of threads that do not exist included. What
-/// such threads had kept back is there again.
+/// Counts anew in a forked child: `held` values have a token, including those of threads that do
+/// not exist here. The reserve of such threads is free again.
 pub(super) fn reset_in_child(held: u64) {
     let mine = MINE.try_with(|mine| mine.0.get()).unwrap_or(0);
     let left = TOKENS.all.load(Ordering::Relaxed) - held as i64 - i64::from(mine);

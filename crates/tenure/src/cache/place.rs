@@ -4,20 +4,20 @@ const OFFSET_BITS: u32 = 18;
 const SEGMENT_BITS: u32 = 22;
 const GENERATION_BITS: u32 = 22;
 const USES_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS + GENERATION_BITS;
-/// How often the value was asked for since it was put there, up to [`MOST_USES`].
+/// How often the value was used since it was put there, up to [`MOST_USES`].
 pub(super) const USED: u64 = (MOST_USES as u64) << USES_SHIFT;
-/// As many uses as are counted.
+/// The largest number of uses that a place counts.
 pub(super) const MOST_USES: u32 = 3;
 
 /// Values start at multiples of this.
 pub(super) const UNIT: usize = 8;
-/// Generations count from 1 to this and begin again.
+/// Generations count from 1 to this, and then wrap.
 pub(super) const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
-/// As many segments as a place can name.
+/// The number of segments that a place can name.
 pub(super) const SEGMENTS: u32 = 1 << SEGMENT_BITS;
 
-/// A segment, a generation of it, an offset in it, and how often the value was used since it was put
-/// there. Never 0, because generations begin at 1.
+/// A segment, a generation of it, an offset in it, and how often the value was used since it was
+/// put there. It is never 0, because generations begin at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(pub u64);
 
@@ -32,7 +32,7 @@ impl Place {
         )
     }
 
-    /// The place in a slot; `None` if no value is there.
+    /// Returns the place in a slot. Returns `None` if no value is there.
     #[inline]
     pub fn decode(word: u64) -> Option<Place> {
         let place = Place(word);
@@ -51,7 +51,7 @@ impl Place {
     pub fn generation(self) -> u32 {
         (self.0 >> (OFFSET_BITS + SEGMENT_BITS)) as u32 & GENERATIONS
     }
-    /// Whether it is the same place, however often used.
+    /// Returns whether it is the same place, with any count of uses.
     #[inline]
     pub fn same(self, other: Place) -> bool {
         (self.0 ^ other.0) & !USED == 0
@@ -60,12 +60,12 @@ impl Place {
     pub fn uses(self) -> u32 {
         (self.0 >> USES_SHIFT) as u32
     }
-    /// Returns the place after one use more, if that is counted.
+    /// Returns the place after one more use, or `None` if the count is at its maximum.
     #[inline]
     pub fn used_again(self) -> Option<Place> {
         (self.0 & USED != USED).then(|| Place(self.0 + (1 << USES_SHIFT)))
     }
-    /// Returns the place with as many uses, at most [`MOST_USES`].
+    /// Returns the place with this count of uses, at most [`MOST_USES`].
     pub fn with_uses(self, uses: u32) -> Place {
         Place(self.0 & !USED | u64::from(uses.min(MOST_USES)) << USES_SHIFT)
     }
@@ -73,13 +73,13 @@ impl Place {
 /// Parts of the index.
 pub(super) const SHARDS: usize = 64;
 
-/// The 32 bits by which a key is found: the top bits choose the slot, the low bits the shard.
+/// Returns the 32 bits that find a key: the top bits choose the slot, the low bits the shard.
 #[inline]
 pub(super) fn short(hash: u64) -> u32 {
     (hash >> 32) as u32
 }
 
-/// The number of the shard that a hash's key is in.
+/// Returns the number of the shard of a hash's key.
 #[inline]
 pub(super) fn number(hash: u32) -> usize {
     hash as usize % SHARDS

@@ -1,10 +1,11 @@
 //! Which values stay when the cache may not grow.
 //!
-//! A new value is on *probation*: its segment is the first to be emptied. A value that was used meanwhile moves
-//! to the *protected* part, the others leave a [ghost](super::ghosts). A value that comes back while its ghost is
-//! there is protected at once. When the oldest protected segment is emptied, its used values move to the newest
-//! one, and each time a use is taken from them (S3-FIFO, on segments). So one scan washes out no more than
-//! probation. How large probation is, and how long ghosts last, [trials] find out.
+//! A new value is on *probation*: its segment is the first to be emptied. A value that was used
+//! meanwhile moves to the *protected* part, and the others leave a [ghost](super::ghosts). A value
+//! that comes back while its ghost is there is protected at once. When the oldest protected segment
+//! is emptied, its used values move to the newest one, and each move takes a use from them
+//! (S3-FIFO, on segments). So one scan washes out no more than probation. The [trials] find out how
+//! large probation is, and how long ghosts last.
 
 #![allow(unsafe_code, reason = "one thread at a time has the trials")]
 
@@ -15,28 +16,31 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 
 /// See the module's head.
 pub(super) struct Policy {
-    /// Keys whose mixed hash is below this are played in the trials. 0 before the first eviction.
+    /// The policy plays a key in the trials if its mixed hash is below this. 0 before the first
+    /// eviction.
     sampled_below: AtomicU32,
     /// The number of the settings in use.
     settings: AtomicUsize,
-    /// Bytes that a value takes; 1: not known.
+    /// The bytes that a value takes. 1: not known.
     average: AtomicU32,
-    /// Bytes of the cache, in proportion to the sample: what each trial has room for.
+    /// Bytes of the cache, in proportion to the sample: the size of each trial's cache.
     room: AtomicU64,
     ghosts: Ghosts,
-    /// A thread plays a request in the trials, or makes them. Nobody waits for it. It stays set in a child that
-    /// is forked meanwhile by another thread: the settings stay as they are there.
+    /// A thread plays a request in the trials, or makes them. Other threads do not wait for it. If
+    /// another thread forks meanwhile, the flag stays set in the child: the settings stay as they
+    /// are there.
     is_playing: AtomicBool,
     trials: UnsafeCell<Option<Trials>>,
 }
 
-// SAFETY: `trials`, the only field that is not `Sync`, is used only by the thread that has set `is_playing`, and
-// what it holds may be used by any thread.
+// SAFETY: `trials` is the only field that is not `Sync`. Only the thread that has set `is_playing`
+// uses it, and any thread may use its contents.
 unsafe impl Sync for Policy {}
 
 #[inline]
 fn mixed(hash: u32) -> u32 {
-    // Its high bits, which count, depend on all bits of the hash: a sample has keys of every slot and shard.
+    // The high bits of the result decide. They depend on all bits of the hash, so a sample has keys
+    // of every slot and shard.
     hash.wrapping_mul(0x9E37_79B1)
 }
 
@@ -57,7 +61,7 @@ impl Policy {
         SETTINGS[self.settings.load(Ordering::Relaxed)]
     }
 
-    /// Whether requests for this key are to be [`played`](Policy::play).
+    /// Returns whether the caller should [`play`](Policy::play) requests for this key.
     #[inline]
     pub fn samples(&self, hash: u32) -> bool {
         mixed(hash) < self.sampled_below.load(Ordering::Relaxed)
@@ -81,14 +85,15 @@ impl Policy {
         if self.is_playing.swap(true, Ordering::Acquire) {
             return;
         }
-        // SAFETY: this thread has set `is_playing`, so no other one uses the trials until it is cleared below. A
-        // handler of a signal that comes here meanwhile on this thread finds it set, too.
+        // SAFETY: this thread has set `is_playing`, so no other thread uses the trials until it is
+        // cleared below. A signal handler on this thread that comes here meanwhile also finds it
+        // set.
         change(unsafe { &mut *self.trials.get() });
         self.is_playing.store(false, Ordering::Release);
     }
 
-    /// Before an eviction: the cache has `bytes`, and the segment that is emptied `values` in `filled` bytes.
-    /// Allocates; under no lock.
+    /// Prepares an eviction. The cache has `bytes`, and the segment to empty has `values` values in
+    /// `filled` bytes. Allocates; under no lock.
     #[cold]
     #[inline(never)]
     pub fn follow(&self, bytes: u64, values: u32, filled: usize) {
@@ -102,7 +107,7 @@ impl Policy {
         }
         let average = self.average.load(Ordering::Relaxed);
         if average == 1 {
-            // Nothing is known about the values yet.
+            // The average length of the values is not known yet.
             return;
         }
         let values = (bytes / u64::from(average)).max(1);
@@ -124,18 +129,18 @@ impl Policy {
         self.room.store(room as u64, Ordering::Relaxed);
     }
 
-    /// Whether probation has more than its part: `bytes` of the cache's `all`.
+    /// Returns whether probation has more than its part: `bytes` of the cache's `all`.
     pub fn is_full(&self, bytes: u64, all: u64) -> bool {
         bytes > all / 1024 * self.settings().probation
     }
 
-    /// How many uses keep a value that takes so many bytes.
+    /// Returns how many uses keep a value of this length.
     pub fn cost(&self, bytes: usize) -> u32 {
         trials::cost(bytes, self.average.load(Ordering::Relaxed))
     }
 
-    /// A value of this hash, of so many bytes, was evicted. One that was protected leaves no ghost: in a loop,
-    /// each that came back would evict the one that is asked for next.
+    /// Notes that the cache evicted a value of this hash and length. A protected value leaves no
+    /// ghost: in a loop, each value that comes back would evict the next one that the loop needs.
     pub fn evicted(&self, hash: u32, bytes: usize, was_protected: bool) {
         self.ghosts.pass(bytes);
         if !was_protected {
@@ -143,12 +148,12 @@ impl Policy {
         }
     }
 
-    /// Whether a new value of this hash, of so many bytes, is protected at once.
+    /// Returns whether a new value of this hash and length is protected at once.
     pub fn comes_back(&self, hash: u32, bytes: usize) -> bool {
         self.ghosts.take(hash, self.settings().memory) && trials::comes_back(self.cost(bytes))
     }
 
-    /// Bytes that the policy takes.
+    /// Returns the bytes that the policy takes.
     pub fn bytes(&self) -> u64 {
         let trials = self.sampled_below.load(Ordering::Relaxed) > 0;
         self.ghosts.bytes() + if trials { Trials::BYTES } else { 0 }

@@ -1,5 +1,5 @@
-//! What the listener is told of later: values that were replaced while the thread was as deep in the listener as it
-//! may be.
+//! Calls of the listener that the cache makes later, because the thread was too deep in the
+//! listener when a value was replaced.
 
 #![allow(unsafe_code, reason = "a list of keys without a lock")]
 
@@ -7,7 +7,7 @@ use crate::sync::{AtomicPtr, Ordering};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-/// What is told of later. Any thread puts some in, and any takes all out.
+/// A list of entries for later. Any thread puts entries in, and any thread takes all of them out.
 pub(super) struct PutOff<T> {
     last: AtomicPtr<One<T>>,
     owns: PhantomData<T>,
@@ -37,12 +37,12 @@ impl<T> PutOff<T> {
                 Ok(_) => return,
                 Err(now) => last = now,
             }
-            // SAFETY: from `Box::into_raw` above, and the exchange has not given it to others.
+            // SAFETY: from `Box::into_raw` above, and the failed exchange has not published it.
             one = unsafe { Box::from_raw(own) };
         }
     }
 
-    /// Takes out all. What the caller does not take of them is put in again.
+    /// Takes all entries out. The entries that the caller does not take go back into the list.
     pub fn take_all(&self) -> Taken<'_, T> {
         Taken { of: self, at: self.last.swap(null_mut(), Ordering::AcqRel) }
     }
@@ -57,7 +57,7 @@ impl<T> Drop for PutOff<T> {
     }
 }
 
-/// What was taken out.
+/// The entries that were taken out.
 pub(super) struct Taken<'a, T> {
     of: &'a PutOff<T>,
     at: *mut One<T>,
@@ -68,8 +68,8 @@ impl<T> Taken<'_, T> {
         if self.at.is_null() {
             return None;
         }
-        // SAFETY: from `Box::into_raw` in `put_one`. The list was taken out whole, so nobody else has it, and each of
-        // it is taken once: the next line leads on.
+        // SAFETY: from `Box::into_raw` in `put_one`. `take_all` took the whole list out, so only
+        // this value has it. Each entry is taken once: the next line moves on to the next entry.
         let one = unsafe { Box::from_raw(self.at) };
         self.at = one.before;
         Some(one)
@@ -85,7 +85,7 @@ impl<T> Iterator for Taken<'_, T> {
 
 impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
-        // The drop of a key has panicked: the others are told of later.
+        // The drop of a key has panicked: the other entries go back for later.
         while let Some(one) = self.next_one() {
             self.of.put_one(one);
         }

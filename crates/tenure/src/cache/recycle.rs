@@ -1,4 +1,4 @@
-//! How a segment becomes empty and is opened again.
+//! How a segment becomes empty, and how a lane opens it again.
 
 #![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
 
@@ -9,25 +9,26 @@ use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How many segments that were pinned are looked at each time.
+/// How many draining segments each pass checks.
 const DRAIN: usize = 32;
-/// Of how many segments that are emptied for one new one the used values are kept.
+/// The cache keeps used values while it empties this many segments for a new one.
 const KEEP: usize = 8;
 
 impl Space {
-    /// The next segment to fill, pinned, perhaps with values that moved in already.
+    /// Returns the next segment to fill, pinned. Some values may have moved into it already.
     pub(super) fn open(&self, index: &dyn Index) -> Result<Filling<'_>> {
         let segment = self.room_for_one(index)?;
         let mut into = Filling { segment, generation: segment.life.generation(), at: 0 };
-        // Each lane finds an empty one: to grow beside a thread that moves values would be for good.
+        // Each lane must find an empty segment: if the cache grew beside a thread that moves
+        // values, it would keep that size.
         if self.lists.lock().free.len() < self.lanes.len() {
             self.compact(index, &mut into);
         }
         Ok(into)
     }
 
-    /// Opens the next segment for protected values, for new ones that come back. The caller may empty
-    /// segments.
+    /// Opens the next segment for protected values, for new values that come back. The call may
+    /// empty segments.
     pub(super) fn open_protected(&self, index: &dyn Index, seen: u64) -> Result<()> {
         let segment = self.room_for_one(index)?;
         if !self.open_with(segment, seen) {
@@ -36,8 +37,8 @@ impl Space {
         Ok(())
     }
 
-    /// Opens the next segment for protected values that move there, in memory beyond the cache's size if
-    /// there is no other. `false`: there is none.
+    /// Opens the next segment for protected values that move there, with memory beyond the cache's
+    /// size if there is no other. Returns `false` if there is none.
     pub(super) fn open_spare(&self, seen: u64) -> bool {
         let Ok(Some(segment)) = self.take_empty(Instant::now(), true) else { return false };
         if !self.open_with(segment, seen) {
@@ -46,7 +47,8 @@ impl Space {
         true
     }
 
-    /// Lets the protected lane fill an empty segment, if it still has open what was seen.
+    /// Makes an empty segment the protected lane's open one, if the lane still has open what the
+    /// caller saw.
     fn open_with(&self, segment: &Segment, seen: u64) -> bool {
         let Some(opening) = self.protected.opening.take() else { return false };
         opening.goes_on_in_child();
@@ -58,20 +60,21 @@ impl Space {
         is_wanted
     }
 
-    /// Puts away a segment that was taken to be filled, and was not.
+    /// Puts away a segment that was taken to be filled, and was not filled.
     fn put_away_empty(&self, segment: &Segment) {
         self.lists.lock().free.push(&self.segments, segment);
         segment.unpin();
     }
 
-    /// An empty segment, pinned and reset, in no list. Others are emptied for it if the cache may not grow.
+    /// Returns an empty segment, pinned and reset, in no list. If the cache may not grow, it
+    /// empties other segments for that.
     fn room_for_one(&self, index: &dyn Index) -> Result<&Segment> {
         let now = Instant::now();
         self.hear(now);
         self.tidy(index, now);
         for tries in 0..64 {
-            // What is kept of the emptied ones may take up as much as they had. Then less is kept.
-            // Where the kernel refuses memory, the cache makes do with what it has.
+            // The kept values of emptied segments may take as much room as they had. Then the cache
+            // keeps fewer of them. If the kernel refuses memory, the cache works with what it has.
             let some = self.take_empty(now, tries >= KEEP).unwrap_or(None);
             if let Some(segment) = some {
                 if tries == 0 {
@@ -80,15 +83,15 @@ impl Space {
                 return Ok(segment);
             }
             if !self.evict(index, tries < KEEP) {
-                // Readers may have all of them just now, for as long as they look at a value.
+                // Readers may have all segments pinned, for as long as they look at a value.
                 std::thread::yield_now();
             }
         }
-        // Or for longer.
+        // Or readers hold them for longer.
         self.take_empty(now, true)?.ok_or_else(all_held)
     }
 
-    /// While the cache grows, what probation has no room for is protected.
+    /// Protects values that do not fit into probation while the cache grows.
     fn let_pass(&self) {
         let mut lists = self.lists.lock();
         if lists.footprint <= lists.grown_to {
@@ -103,12 +106,13 @@ impl Space {
         }
     }
 
-    /// An empty segment with memory, pinned and reset, in no list. `None`: there is none, and the
-    /// cache may not grow. `spare`: a little more memory may be used for a moment.
+    /// Returns an empty segment with memory, pinned and reset, in no list. Returns `None` if there
+    /// is none and the cache may not grow. `spare`: the cache may use a little more memory for a
+    /// moment.
     fn take_empty(&self, now: Instant, spare: bool) -> Result<Option<&Segment>> {
         let mut lists = self.lists.lock();
         let (used, footprint) = (lists.used(), lists.footprint);
-        // The segment that protected values move to is not counted.
+        // The segment that protected values move to does not count.
         let may = spare
             || lists.free.len() > 0 && lists.growth.has_room(used)
             || lists.growth.may_grow(used, now)
@@ -120,7 +124,7 @@ impl Space {
             // Pinned before the lock is free: see `reset_in_child`.
             let plain = segment.range.pin();
             drop(lists);
-            // Its contents do not matter, only that its pages can be written again.
+            // The contents do not matter, only that its pages can be written again.
             if !plain && segment.settle().is_err() {
                 self.put_away_empty(segment);
                 return Err(no_memory());
@@ -131,7 +135,7 @@ impl Space {
         if !lists.growth.has_spare(footprint) {
             return Ok(None);
         }
-        // Counted before it is there, so that other threads do not take the same room.
+        // Counted before the memory is there, so that other threads do not take the same room.
         lists.footprint += SEGMENT as u64;
         let bare = lists.bare.pop(&self.segments);
         drop(lists);
@@ -152,7 +156,7 @@ impl Space {
         segment.map(Some)
     }
 
-    /// What is to be done before the next segment is chosen.
+    /// Does the work that must come before the choice of the next segment.
     pub(super) fn tidy(&self, index: &dyn Index, now: Instant) {
         self.drain();
         self.each_emptied(|segment| self.retire_if_empty(index, segment));
@@ -171,7 +175,7 @@ impl Space {
         }
     }
 
-    /// The kernel took some of the cache's memory.
+    /// Notes that the kernel took some of the cache's memory.
     pub(super) fn learn(&self, bytes: u64, now: Instant) {
         let mut lists = self.lists.lock();
         let footprint = lists.footprint;
@@ -179,7 +183,8 @@ impl Space {
         lists.grown_to = lists.grown_to.min(footprint);
     }
 
-    /// Gives one segment's memory back: an empty one's, or the oldest one's. `false`: there is none.
+    /// Gives one segment's memory back: an empty segment's, or the oldest one's. Returns `false` if
+    /// there is none.
     pub(super) fn give_up_one(&self, index: &dyn Index) -> bool {
         let mut lists = self.lists.lock();
         if let Some(segment) = lists.free.pop(&self.segments) {
@@ -199,7 +204,8 @@ impl Space {
         true
     }
 
-    /// Gives the memory of a segment back that waits for a large value. `false`: there is none.
+    /// Gives back the memory of a spare segment, which waits for a large value. Returns `false` if
+    /// there is none.
     pub(super) fn give_up_spare(&self) -> bool {
         let mut lists = self.lists.lock();
         let Some(segment) = lists.spare.pop(&self.segments) else { return false };
@@ -209,8 +215,9 @@ impl Space {
         true
     }
 
-    /// An empty segment for one value that takes `need` bytes, pinned and reset, in no list: that of a value
-    /// that was overwritten, so that its pages are there. `None`: there is none that is about as large.
+    /// Returns an empty segment for one value that takes `need` bytes, pinned and reset, in no
+    /// list. It is the segment of an overwritten value, so its pages are there. Returns `None` if
+    /// none is about as large.
     pub(super) fn take_spare(&self, need: usize) -> Option<&Segment> {
         let mut lists = self.lists.lock();
         let mut at = lists.spare.first();
@@ -233,12 +240,12 @@ impl Space {
             Ok(gone) => self.met_purge(gone),
             Err(_) => {}
         }
-        // Memory is short: the value is to wait for its turn.
+        // Memory is short: the value must wait for its turn.
         self.put_away(fits, true);
         None
     }
 
-    /// Looks at segments that were pinned when they were put away.
+    /// Checks segments that were pinned when they were put away.
     fn drain(&self) {
         for _ in 0..DRAIN {
             let mut lists = self.lists.lock();
@@ -253,16 +260,17 @@ impl Space {
         }
     }
 
-    /// Ends a segment's generation; the caller has taken it out of the lists.
+    /// Ends a segment's generation. The caller has taken it out of the lists.
     pub(super) fn expire(&self, index: &dyn Index, segment: &Segment) {
         if segment.life.expire() {
             index.forget_segment(segment.number);
-            // Or a place of long ago would be taken for one of a generation to come.
+            // The numbers wrap: an old place could be taken for one of a later generation.
             self.all_lanes().for_each(|lane| lane.vacated.forget(segment.number));
         }
     }
 
-    /// Keeps the memory of a large value for the next one, if that is not much beside all values' bytes.
+    /// Keeps the memory of a large value for the next one, if that is little beside all values'
+    /// bytes.
     fn spares(&self, segment: &Segment) -> bool {
         let mut lists = self.lists.lock();
         let spares =
@@ -273,7 +281,7 @@ impl Space {
         spares
     }
 
-    /// Gives memory back that was little beside what was there before, and is much beside what is left.
+    /// Gives back spare memory until it is little beside the memory that is left.
     fn trim_spare(&self) {
         loop {
             let is_little = self.lists.lock().may_spare(0);
@@ -283,11 +291,11 @@ impl Space {
         }
     }
 
-    /// Puts away a segment that is out of date, in no list, and that the caller has pinned. `give`:
-    /// its memory goes back to the kernel.
+    /// Puts away a segment that is out of date and in no list, and that the caller has pinned.
+    /// `give`: gives its memory back to the kernel.
     pub(super) fn put_away(&self, segment: &Segment, give: bool) {
         if !segment.life.alone(&segment.range) {
-            // Its readers go on; the next look finds it.
+            // Readers still use it; a later pass over the draining segments finds it.
             self.lists.lock().draining.push(&self.segments, segment);
             segment.unpin();
             return;
@@ -304,7 +312,7 @@ impl Space {
             lists.growth.gave_back(capacity);
             lists.unmapped.push(&self.segments, segment);
             drop(lists);
-            // Not where this gives up one of them.
+            // Not if this call already gives a spare segment up.
             if !give {
                 self.trim_spare();
             }
@@ -314,7 +322,8 @@ impl Space {
             let lists = self.lists.lock();
             lists.growth.too_large(lists.footprint)
         };
-        // SAFETY: the segment is out of date and this thread alone has it pinned: nobody reads its bytes.
+        // SAFETY: the segment is out of date and only this thread has it pinned, so no thread reads
+        // its bytes.
         if give && unsafe { segment.range.discard_pages() }.is_ok() {
             self.counted_off(capacity);
             let mut lists = self.lists.lock();

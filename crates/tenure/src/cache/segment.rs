@@ -1,4 +1,4 @@
-//! A piece of volatile memory that holds many values, and the table of all of a cache's.
+//! A piece of volatile memory that holds many values, and the table of all pieces of a cache.
 
 #![allow(unsafe_code, reason = "gives out bytes of a segment under a pin")]
 
@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// A segment's size: one huge page, which the kernel takes and gives back whole.
+/// A segment's size: one huge page, which the kernel takes and gives back as a whole.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
 
 impl Pins for OwnedRange {
@@ -39,8 +39,8 @@ impl Pins for OwnedRange {
     }
 }
 
-/// See the module's head. It lives as long as its cache. In this order a get finds what it needs in one cache
-/// line.
+/// See the module's head. It lives as long as its cache. The order of the fields puts everything
+/// that a get needs into one cache line.
 #[repr(C, align(64))]
 pub(super) struct Segment {
     base: AtomicUsize,
@@ -56,7 +56,7 @@ pub(super) struct Segment {
     pub link: Link,
     /// The next segment that may have lost its last value; see `Space::emptied`.
     pub next_emptied: AtomicU32,
-    /// Bytes filled, from the start, once it is closed.
+    /// Bytes filled, from the start, after it is closed.
     pub filled: AtomicUsize,
     pub lengths: Lengths,
     /// One bit for each 512th of the segment that was discarded.
@@ -65,13 +65,13 @@ pub(super) struct Segment {
     cache: Weak<dyn Kept>,
 }
 
-/// A cache, of any types, that an owned value keeps.
+/// A cache of any types that an owned value keeps alive.
 pub(super) trait Kept: Send + Sync {}
 
 impl<T: Send + Sync> Kept for T {}
 
 impl Segment {
-    /// A segment with this number, pinned, without memory.
+    /// Returns a segment with this number, pinned, without memory.
     fn new(number: u32, range: OwnedRange, cache: Weak<dyn Kept>) -> Segment {
         Segment {
             number,
@@ -91,10 +91,10 @@ impl Segment {
         }
     }
 
-    /// Gives a bare segment, which the caller alone has pinned, its memory.
+    /// Gives memory to a bare segment, which only the caller has pinned.
     pub fn provide(&self, mapping: Mapping) {
         let range = mapping.range();
-        // A child may find here what a thread of the parent's had begun to put in.
+        // A child may find a mapping here that a thread of the parent had begun to put in.
         drop(self.range.take_mapping());
         self.range.put_mapping(mapping);
         self.reset();
@@ -102,9 +102,9 @@ impl Segment {
         self.capacity.store(range.len(), Ordering::Release);
     }
 
-    /// Takes the memory away; the caller alone has the segment pinned. Under no lock.
+    /// Takes the memory away. Only the caller has the segment pinned. Under no lock.
     pub fn strip(&self) {
-        // First: where there is a capacity there is a mapping, in a forked child too.
+        // First: a segment with a capacity has a mapping, also in a forked child.
         self.capacity.store(0, Ordering::Release);
         drop(self.range.take_mapping());
     }
@@ -114,14 +114,14 @@ impl Segment {
         self.capacity.load(Ordering::Acquire)
     }
 
-    /// Whether it is one for many values.
+    /// Returns whether the segment is for many values.
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.capacity() == SEGMENT
     }
 
-    /// Forgets what was lost, before the segment is filled anew. The caller alone has it pinned,
-    /// and has settled it if it was ever volatile.
+    /// Forgets which parts were lost, before the segment is filled anew. Only the caller has it
+    /// pinned, and has settled it if it was ever volatile.
     pub fn reset(&self) {
         self.filled.store(0, Ordering::Relaxed);
         self.lengths.reset();
@@ -131,8 +131,8 @@ impl Segment {
         }
     }
 
-    /// Takes back what the kernel may have taken; answers how many bytes are gone. The caller has
-    /// it pinned.
+    /// Takes back the pages that the kernel may have taken. Returns how many bytes are gone. The
+    /// caller has the segment pinned.
     pub fn settle(&self) -> std::result::Result<usize, Errno> {
         let mut gone = List::new();
         let base = self.base.load(Ordering::Acquire);
@@ -141,7 +141,7 @@ impl Segment {
             self.lose(extent.start - base, extent.len());
             Ok(())
         })?;
-        // A try that failed first may have told the same.
+        // An earlier try that failed may have reported the same bytes.
         in_order(&mut gone);
         Ok(gone.iter().map(PageRange::len).sum())
     }
@@ -150,7 +150,8 @@ impl Segment {
         self.is_protected.load(Ordering::Relaxed)
     }
 
-    /// Says of which kind it is. By the thread that has it out of all lists, or under the lock of the lists.
+    /// Sets whether its values are protected. Only the thread that has it out of all lists calls
+    /// it, or the holder of the lists' lock.
     pub fn set_protected(&self, protected: bool) {
         self.is_protected.store(protected, Ordering::Relaxed);
     }
@@ -161,7 +162,7 @@ impl Segment {
         self.range.unpin();
     }
 
-    /// The unit that one bit of `lost` stands for.
+    /// Returns how many bytes one bit of `lost` stands for.
     fn grain(&self) -> usize {
         self.capacity().div_ceil(512).max(os::page_size())
     }
@@ -169,8 +170,9 @@ impl Segment {
     fn lose(&self, offset: usize, len: usize) {
         let grain = self.grain();
         for bit in offset / grain..(offset + len).div_ceil(grain) {
-            // A thread that is about to take the memory away has set the capacity to 0 already: nobody
-            // asks for these bits any more, and they are cleared before the segment is used again.
+            // A thread that is about to take the memory away has set the capacity to 0 already. No
+            // thread asks for these bits any more, and they are cleared before the segment is used
+            // again.
             if let Some(bits) = self.lost.get(bit / 64) {
                 bits.fetch_or(1 << (bit % 64), Ordering::Relaxed);
             }
@@ -178,13 +180,14 @@ impl Segment {
         self.damaged.store(true, Ordering::Release);
     }
 
-    /// Whether a bit of `lost` is set. Beyond the last: the memory is being taken away, so it is.
+    /// Returns whether a bit of `lost` is set. Beyond the last bit it returns `true`, because the
+    /// memory is being taken away.
     fn is_lost(&self, bit: usize) -> bool {
         let bits = self.lost.get(bit / 64);
         bits.is_none_or(|bits| bits.load(Ordering::Relaxed) & (1 << (bit % 64)) != 0)
     }
 
-    /// Whether all of these bytes, which are inside the segment, are as they were written.
+    /// Returns whether all of these bytes, which are inside the segment, are as they were written.
     #[inline]
     pub fn whole(&self, offset: usize, len: usize) -> bool {
         !self.damaged.load(Ordering::Acquire) || self.look_whole(offset, len)
@@ -196,7 +199,7 @@ impl Segment {
         (offset / grain..(offset + len).div_ceil(grain)).all(|bit| !self.is_lost(bit))
     }
 
-    /// Whether nothing of what was filled is left.
+    /// Returns whether all filled bytes are lost.
     pub fn all_lost(&self) -> bool {
         let filled = self.filled.load(Ordering::Relaxed);
         let grain = self.grain();
@@ -204,8 +207,8 @@ impl Segment {
             && (0..filled.div_ceil(grain)).all(|bit| self.is_lost(bit))
     }
 
-    /// The header at an offset, with `times` bytes of times if the value ends; `None` if any of it is gone. The caller
-    /// has the segment pinned and settled.
+    /// Returns the header at an offset, with `times` bytes of times if the value ends. Returns
+    /// `None` if a part of it is gone. The caller has the segment pinned and settled.
     pub fn header(&self, offset: usize, times: usize) -> Option<Header> {
         let memory = self.memory();
         if offset + HEADER > memory.capacity || !self.whole(offset, HEADER) {
@@ -216,9 +219,9 @@ impl Segment {
         Some(Header { len: decode(word, memory.capacity), hash, times })
     }
 
-    /// The bytes of a value that was put at an offset under a key of this hash; `None` if any of it is gone. `times` is
-    /// called if the value ends, and answers how many bytes of times come first; `None` if it has ended. The
-    /// caller has the segment pinned and settled.
+    /// Returns the bytes of a value at an offset under a key of this hash, or `None` if a part of
+    /// it is gone. If the value ends, calls `times`, which returns how many bytes of times come
+    /// first, or `None` if the value has ended. The caller has the segment pinned and settled.
     #[inline(always)]
     pub fn value(
         &self,
@@ -240,13 +243,14 @@ impl Segment {
                 return None;
             }
         }
-        // Another hash: not what the place was made for. That cannot be, and costs nothing to see.
+        // Another hash would mean that the place was made for another value. That cannot be, and
+        // the check costs nothing.
         let fits = found == hash && len <= memory.capacity - at;
         (fits && (!damaged || self.look_whole(at, len))).then(|| memory.bytes(at, len))
     }
 
-    /// The times of a value that ends, in `times` bytes, at an offset; `None` if any of it is gone. The caller has the
-    /// segment pinned and settled.
+    /// Returns the times of a value that ends, in `times` bytes, at an offset. Returns `None` if a
+    /// part of them is gone. The caller has the segment pinned and settled.
     pub fn times(&self, offset: usize, times: usize) -> Option<Times> {
         let (memory, at) = (self.memory(), offset + HEADER);
         if at + times > memory.capacity || !self.whole(at, times) {
@@ -256,12 +260,13 @@ impl Segment {
         Some(Times { deadline: time(0), used: if times > TIME { time(1) } else { 0 } })
     }
 
-    /// Notes when the value at an offset, which has both times, was used. The caller has the segment pinned and settled.
+    /// Notes when the value at an offset, which has both times, was used. The caller has the
+    /// segment pinned and settled.
     pub fn note_use(&self, offset: usize, now: u64) {
         self.memory().time(offset + HEADER + TIME).store(now, Ordering::Relaxed);
     }
 
-    /// Writes a header at an offset that no place leads to yet, as [`Segment::write`].
+    /// Writes a header at an offset that no place leads to yet, like [`Segment::write`].
     pub fn write_header(&self, offset: usize, head: Header, times: usize) {
         let word = encode(head.len, head.times.is_some());
         self.write(offset, &word.to_ne_bytes());
@@ -275,8 +280,8 @@ impl Segment {
         }
     }
 
-    /// Bytes of the segment. The caller has it pinned and settled, and nobody writes them: they
-    /// belong to a value that was published when the caller had the pin already.
+    /// Returns bytes of the segment. The caller has it pinned and settled. No thread writes them:
+    /// they belong to a value that was published while the caller already had the pin.
     #[inline]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         self.memory().bytes(offset, len)
@@ -288,31 +293,34 @@ impl Segment {
         Memory { base, capacity: self.capacity(), segment: PhantomData }
     }
 
-    /// Writes bytes that no place leads to. The caller has the segment pinned, and this part of it was given to the
-    /// caller alone: by a lane, or where a value was that is gone (see [`reuse`](super::reuse)).
+    /// Writes bytes that no place leads to. The caller has the segment pinned, and only the caller
+    /// has this part of it: a lane gave it to the caller, or it is a vacated place (see
+    /// [`reuse`](super::reuse)).
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.capacity()));
         let base = self.base.load(Ordering::Acquire);
-        // SAFETY: the bytes are inside the mapping, which is writable and stays while it is pinned.
-        // A lane gives each part of a segment to one thread in a generation, and readers learn of it
-        // only after this write. The part of a value that is gone is given to one thread again when nobody
-        // has the segment pinned, so nobody reads the part then; a reader that pins the segment later finds
-        // that no key leads there. `bytes` is not of this part, which nobody has a reference to.
+        // SAFETY: the bytes are inside the mapping, which is writable and stays while the segment
+        // is pinned. A lane gives each part of a segment to one thread in a generation, and readers
+        // learn of the part only after this write. A thread gets a vacated part only when no other
+        // thread has the segment pinned, so no thread reads the part then. A reader that pins the
+        // segment later finds that no key leads there. `bytes` is not of this part, because no
+        // reference to this part exists.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), (base + offset) as *mut u8, bytes.len());
         }
     }
 
-    /// What keeps the segment where it is while the caller does not borrow its cache.
+    /// Returns an owner of the segment's cache, for a caller that does not borrow the cache.
     pub fn keep(&self) -> Arc<dyn Kept> {
-        self.cache.upgrade().expect("whoever has a segment borrows its cache")
+        self.cache.upgrade().expect("a caller that has a segment borrows its cache")
     }
 
-    /// What the segment takes beside its memory.
+    /// The bytes that the segment takes beside its memory.
     pub const BOOKKEEPING: usize = size_of::<Segment>() + OwnedRange::BOOKKEEPING;
 }
 
-/// Where a pinned segment's memory lies. It stays while it is pinned: both are loaded once for a get.
+/// Where a pinned segment's memory lies. It stays while the segment is pinned, so a get loads both
+/// fields once.
 struct Memory<'a> {
     base: usize,
     capacity: usize,
@@ -324,15 +332,16 @@ impl<'a> Memory<'a> {
     #[inline]
     fn bytes(&self, offset: usize, len: usize) -> &'a [u8] {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.capacity));
-        // SAFETY: the bytes are inside the mapping, as asserted. It stays while the caller's pin
-        // does, for it is taken away only by a thread that has the only pin. Nobody writes these
-        // bytes: the caller saw that a key leads to them when it had the pin already, or empties the segment.
-        // A part that no key leads to is written again only by a thread that pinned the segment when
-        // nobody else had (`Life::enter_alone`), so not before the caller's pin is gone.
+        // SAFETY: the bytes are inside the mapping, as asserted. The mapping stays as long as the
+        // caller's pin, because only a thread with the only pin takes it away. No thread writes
+        // these bytes: the caller saw that a key leads to them when it already had the pin, or the
+        // caller empties the segment. A thread writes a vacated part again only after it pinned the
+        // segment when no other thread had (`Life::enter_alone`), so not before the caller's pin is
+        // gone.
         unsafe { std::slice::from_raw_parts((self.base + offset) as *const u8, len) }
     }
 
-    /// The word of the length, and the hash.
+    /// Returns the word of the length, and the hash.
     #[inline]
     fn header(&self, offset: usize) -> (u32, u32) {
         let bytes = self.bytes(offset, HEADER);
@@ -341,18 +350,19 @@ impl<'a> Memory<'a> {
         (word(0), word(4))
     }
 
-    /// A time of a value that has been published, of which gets change the last use.
+    /// Returns a time of a published value. Gets change the time of the last use.
     #[inline]
     fn time(&self, at: usize) -> &'a AtomicU64 {
         assert!(at % TIME == 0 && at + TIME <= self.capacity);
-        // SAFETY: the place is inside the mapping, as asserted, which is writable and stays while the caller's pin
-        // does. It is aligned: mappings begin at a page. After the value was published, times are used through this
-        // function only, and before that by one thread only, which has published it with release order.
+        // SAFETY: the place is inside the mapping, as asserted. The mapping is writable and stays
+        // as long as the caller's pin. The place is aligned, because mappings begin at a page.
+        // After the value was published, only this function gives out its times. Before that only
+        // one thread used them, and it published the value with release order.
         unsafe { AtomicU64::from_ptr((self.base + at) as *mut u64) }
     }
 }
 
-/// Memory for a segment.
+/// Maps the memory of a segment.
 pub(super) fn map(capacity: usize) -> Result<Mapping> {
     let pages = if capacity >= SEGMENT { PageSize::Huge } else { PageSize::System };
     Mapping::anonymous_with(capacity, pages)
@@ -402,12 +412,12 @@ impl Segments {
     fn place(&self, number: u32) -> Option<&OnceLock<Segment>> {
         let (chunk, at) = locate(number);
         let chunk = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk, which is never moved, and is freed with `self`; `locate` gives a place
-        // inside it.
+        // SAFETY: the pointer is null, or a chunk. A chunk never moves, and is freed with `self`.
+        // `locate` returns a place inside it.
         (!chunk.is_null()).then(|| unsafe { &*chunk.add(at) })
     }
 
-    /// A segment that is known to have been made.
+    /// Returns a segment that certainly exists.
     pub fn must(&self, number: u32) -> &Segment {
         self.get(number).expect("numbers in lists and places have been made")
     }
@@ -416,7 +426,7 @@ impl Segments {
         (0..self.made()).filter_map(|number| self.get(number))
     }
 
-    /// A new segment, pinned, in no list, without memory. Under no lock.
+    /// Returns a new segment, pinned, in no list, without memory. Under no lock.
     pub fn make(&self) -> Result<&Segment> {
         let range = OwnedRange::bare("Cache", self.priority)?;
         let take = |made: u32| (made < SEGMENTS).then_some(made + 1);
@@ -441,11 +451,11 @@ impl Segments {
 }
 
 /// # Safety
-/// Null, or a chunk of that number, which nobody else has.
+/// The pointer is null, or a chunk of that number that only the caller has.
 unsafe fn free_chunk(chunk: usize, memory: *mut OnceLock<Segment>) {
     if !memory.is_null() {
         let memory = std::ptr::slice_from_raw_parts_mut(memory, chunk_len(chunk));
-        // SAFETY: from `Box::into_raw` of a slice of this length, and nobody else has it.
+        // SAFETY: from `Box::into_raw` of a slice of this length, and only the caller has it.
         drop(unsafe { Box::from_raw(memory) });
     }
 }
@@ -453,7 +463,8 @@ unsafe fn free_chunk(chunk: usize, memory: *mut OnceLock<Segment>) {
 impl Drop for Segments {
     fn drop(&mut self) {
         for (chunk, place) in self.chunks.iter_mut().enumerate() {
-            // SAFETY: null, or a chunk of this number that this value owns; `&mut self` says that nobody reads it.
+            // SAFETY: the pointer is null, or a chunk of this number that this value owns.
+            // `&mut self` proves that no thread reads it.
             unsafe { free_chunk(chunk, *place.get_mut()) };
         }
     }

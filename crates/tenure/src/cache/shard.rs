@@ -1,4 +1,4 @@
-//! The index: keys to places, in shards that do not touch each other.
+//! The index: it maps keys to places, in shards that share no memory.
 
 use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
@@ -16,18 +16,17 @@ pub(super) struct Shard<K> {
     pub misses: AtomicU64,
 }
 
-/// All shards.
 pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
     hasher: S,
 }
 
-/// Spreads what the program's hasher gave over all 64 bits, so that even a hasher that answers the
+/// Spreads the result of the program's hasher over all 64 bits. So even a hasher that returns the
 /// key itself spreads keys over shards and slots.
 #[inline]
 fn finish(hash: u64) -> u64 {
-    // Both halves of the product depend on all bits, the upper one on the upper bits foremost, the
-    // lower one on the lower bits.
+    // Both halves of the product depend on all bits: the upper half mostly on the upper bits, the
+    // lower half on the lower bits.
     let product = u128::from(hash ^ 0x9E37_79B9_7F4A_7C15) * 0xD6E8_FEB8_6659_FD93;
     (product as u64) ^ (product >> 64) as u64
 }
@@ -47,20 +46,20 @@ impl<K, S> Shards<K, S> {
         self.shards.iter()
     }
 
-    /// Removes every key, and outdates the values that are being made; answers how many keys there were.
+    /// Removes every key, and outdates the values that are being made. Returns the number of keys.
     pub fn clear(&self, flights: &Flights<K>) -> usize {
         let clear =
             |(number, shard): (_, &Shard<K>)| shard.table.clear(&Clearing { flights, number });
         self.shards.iter().enumerate().map(clear).sum()
     }
 
-    /// Drops the keys that were removed; runs the program's code.
+    /// Drops the removed keys. Runs the program's code.
     pub fn harvest(&self) {
         self.shards.iter().for_each(|shard| shard.table.harvest());
     }
 }
 
-/// All keys of the shard of this number are removed.
+/// Removes all keys of the shard of this number.
 struct Clearing<'a, K> {
     flights: &'a Flights<K>,
     number: usize,
@@ -80,7 +79,7 @@ impl<K> Change for Clearing<'_, K> {
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Shards<K, S> {
-    /// A key's hash. Runs the program's code.
+    /// Returns a key's hash. Runs the program's code.
     #[inline]
     pub fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
     where

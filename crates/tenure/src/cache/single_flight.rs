@@ -1,7 +1,7 @@
-//! One maker for a missing value, however many threads and tasks ask for it.
+//! Makes a missing value once, even if many threads and tasks ask for it.
 //!
-//! A thread that waits holds nothing. Where the maker waits for it in the end, nobody would ever
-//! go on, so the caller gets an error instead (`runtime/waits.rs`). A task that waits blocks no thread.
+//! A waiting thread holds nothing. If the maker in turn waits for that thread, both would wait for
+//! ever, so the caller gets an error instead (`runtime/waits.rs`). A waiting task blocks no thread.
 
 use super::place::{number, short, SHARDS};
 use super::tasks::{is_polled_here, Tasks};
@@ -18,16 +18,17 @@ struct Flight<K> {
     key: K,
     hash: u64,
     maker: Maker,
-    /// 1 when the value was made, or could not be.
+    /// 1 after the value was made, or could not be made.
     done: Futex,
     /// The tasks that wait for it.
     tasks: Tasks,
-    /// The key was changed since the flight began. Set and read under the writers' lock of its shard.
+    /// The key was changed since the flight began. It is set and read under the writers' lock of
+    /// its shard.
     outdated: AtomicBool,
 }
 
-/// Which thread makes a value; [`NO_THREAD`] where a task does, which goes from thread to thread. In a forked child
-/// the parent's threads do not exist, but for the one that forked.
+/// The thread that makes a value, or [`NO_THREAD`] if a task makes it: a task moves between
+/// threads. A forked child has none of the parent's threads except the one that forked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Maker {
     thread: u32,
@@ -35,7 +36,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// Whether the thread exists.
+    /// Returns whether the thread exists.
     fn is_here(self) -> bool {
         self.process == process() || self.thread == thread_number()
     }
@@ -47,12 +48,14 @@ const NO_THREAD: u32 = 0;
 /// The values of one cache that are being made.
 pub(super) struct Flights<K> {
     all: Lock<Lists<K>>,
-    /// How many are in the lists; in a child, those of makers that do not exist there as well.
+    /// The number of flights in the lists. In a child it includes flights of makers that do not
+    /// exist there.
     count: AtomicU32,
 }
 
 struct Lists<K> {
-    /// Tasks make thousands of values at once, and an insert looks at all of its shard.
+    /// One list for each shard: tasks make thousands of values at once, and an insert looks at all
+    /// flights of its shard.
     of_shards: [List<K>; SHARDS],
     count: u32,
 }
@@ -66,11 +69,11 @@ struct List<K> {
 
 /// What [`Flights::board`] found.
 pub(super) enum Boarding<'a, K> {
-    /// The caller makes the value. Others wait until this is dropped, by a panic too.
+    /// The caller makes the value. Others wait until this is dropped, also by a panic.
     Make(Landing<'a, K>),
-    /// Another thread has made it, or failed to.
+    /// Another thread or task made it, or failed.
     Over,
-    /// The value is being made by the caller itself, or by a thread that waits for the caller.
+    /// The caller itself makes the value, or the thread that makes it waits for the caller.
     Deadlock,
 }
 
@@ -93,7 +96,7 @@ impl<K: Eq> Flights<K> {
         Flights { all: Lock::new(Rank::SingleFlight, lists), count: AtomicU32::new(0) }
     }
 
-    /// The right to make a value, or a wait until another thread or task has made it.
+    /// Returns the right to make a value, or waits until another thread or task has made it.
     pub fn board<Q>(&self, hash: u64, key: &Q) -> Boarding<'_, K>
     where
         K: Borrow<Q>,
@@ -123,17 +126,18 @@ impl<K: Eq> Flights<K> {
             Entered::First(landing) => return Boarding::Make(landing),
             Entered::Other(flight) => flight,
         };
-        // A task that makes a value polls what makes it, and so this, on its own thread. A thread that makes a value
-        // and blocks on this would wait for itself.
+        // A task that makes a value polls its `make`, and so this code, on its own thread. A thread
+        // that makes a value and blocks on this code would wait for itself.
         if is_polled_here(flight.number()) || flight.maker.thread == thread_number() {
             return Boarding::Deadlock;
         }
-        // A child that polls its tasks anew has none of the parent's, and need not wait for one.
+        // A child that polls its tasks anew has none of the parent's tasks, and need not wait for
+        // them.
         flight.tasks.end(|| flight.maker.is_here()).await;
         Boarding::Over
     }
 
-    /// The flight of a key: a new one, or that of another maker, who is here.
+    /// Returns the flight of a key: a new one, or that of another maker that exists.
     fn enter<Q>(&self, hash: u64, key: &Q, maker: Maker) -> Entered<'_, K>
     where
         K: Borrow<Q>,
@@ -143,7 +147,7 @@ impl<K: Eq> Flights<K> {
         let mut same_hash = Vec::new();
         loop {
             let added = self.collect(hash, &mut same_hash);
-            // The program's code compares, under no lock.
+            // The comparison runs the program's code, under no lock.
             let found = same_hash.iter().find(|flight| flight.key.borrow() == key);
             if let Some(flight) = found.filter(|flight| flight.maker.is_here()) {
                 let flight = flight.clone();
@@ -164,7 +168,7 @@ impl<K: Eq> Flights<K> {
                 if full {
                     self.grow(hash, places);
                 }
-                // Again: a flight may have come that was not compared.
+                // Again: another thread may have added a flight that was not compared.
                 mine = Some(flight);
                 continue;
             }
@@ -176,17 +180,17 @@ impl<K: Eq> Flights<K> {
             self.count.store(all.count, Ordering::SeqCst);
             drop(all);
             let landing = Landing { flights: self, flight };
-            // Keys are dropped here. If one panics, the landing is dropped as well; a returned one would be lost, and
-            // others would wait for it for ever.
+            // This drops keys. If a drop panics, the landing is dropped as well. A returned landing
+            // would be lost, and other threads would wait for it for ever.
             drop((stale, same_hash));
             return Entered::First(landing);
         }
     }
 
-    /// Collects the flights of a hash; answers the count of flights added so far.
+    /// Collects the flights of a hash. Returns how many flights were ever added.
     fn collect(&self, hash: u64, into: &mut Vec<Arc<Flight<K>>>) -> u64 {
         loop {
-            // Their keys may be dropped here.
+            // This may drop keys.
             into.clear();
             let mut all = self.all.lock();
             let list = all.of(hash);
@@ -201,7 +205,7 @@ impl<K: Eq> Flights<K> {
         }
     }
 
-    /// Replaces the memory of a hash's list by one of this many places.
+    /// Replaces the memory of a hash's list by memory for this many flights.
     fn grow(&self, hash: u64, places: usize) {
         let mut larger = Vec::with_capacity(places);
         let mut all = self.all.lock();
@@ -215,20 +219,22 @@ impl<K: Eq> Flights<K> {
 }
 
 impl<K> Flights<K> {
-    /// Whether some value is being made. One load.
+    /// Returns whether some value is being made. One load.
     ///
-    /// A maker is counted before it takes its shard's writers' lock for a moment, looks for the key once
-    /// more, and makes the value. So a writer that sees 0 here under that lock had it before the maker,
-    /// which then finds what the writer has done. Without the lock it is for a thread that changes
-    /// nothing: what it did before its section began, a maker that it does not see finds done, because
-    /// both do a sequentially consistent read-modify-write and a full barrier in between.
+    /// A maker first counts itself, then takes its shard's writers' lock for a moment, looks for
+    /// the key once more, and makes the value. So a writer that reads 0 here under that lock had
+    /// the lock before the maker, and the maker then finds the writer's change. Without the lock,
+    /// only a thread that changes nothing calls this. A maker that it does not see finds done what
+    /// the thread did before its section began, because both do a sequentially consistent
+    /// read-modify-write and a full barrier in between.
     #[inline]
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Values being made in this shard, of these hashes, are outdated. The caller has the shard's writers'
-    /// lock. Another key of the same hash is outdated with them: its value is made and not kept.
+    /// Outdates the values of these hashes that are being made in this shard. The caller has the
+    /// shard's writers' lock. Another key of the same hash is outdated as well: its value is made
+    /// and not kept.
     #[inline]
     pub fn outdate(&self, shard: usize, hashes: impl Fn(u32) -> bool) {
         if self.any() {
@@ -255,8 +261,8 @@ impl<K> Flights<K> {
         self.all.release();
     }
 
-    /// In a child whose fork handlers did not run: frees the lock. `true`: it was held; the list is
-    /// empty then, and its memory lost.
+    /// Frees the lock in a child whose fork handlers did not run. Returns `true` if it was held:
+    /// then the list is empty afterwards, and its memory is lost.
     pub fn recover(&self) -> bool {
         let held = self.all.reset_in_child();
         if held {
@@ -272,7 +278,7 @@ impl<K> Flights<K> {
 }
 
 impl<K> Lists<K> {
-    /// The list of a hash.
+    /// Returns the list of a hash.
     fn of(&mut self, hash: u64) -> &mut List<K> {
         &mut self.of_shards[number(short(hash))]
     }
@@ -287,21 +293,22 @@ impl<K> Lists<K> {
 }
 
 impl<K> Flight<K> {
-    /// No other flight that lives has it.
+    /// Returns a number that no other living flight has.
     fn number(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 }
 
 impl<K> Landing<'_, K> {
-    /// The flight's number, for [`polled`](super::tasks::polled).
+    /// Returns the flight's number, for [`polled`](super::tasks::polled).
     pub fn number(&self) -> usize {
         self.flight.number()
     }
 
-    /// Whether the key was inserted or removed since the flight began. Certain under the writers' lock
-    /// of its shard. In a child that goes on with a task of the parent's nobody can tell: the flight
-    /// may be out of the list, for others there do not count on it.
+    /// Returns whether the key was inserted or removed since the flight began. The result is
+    /// certain under the writers' lock of its shard. In a child that goes on with a task of the
+    /// parent's it is unknown: the flight may be out of the list, because other makers there ignore
+    /// it. Then it counts as outdated.
     pub fn is_outdated(&self) -> bool {
         self.flight.outdated.load(Ordering::Relaxed) || !self.flight.maker.is_here()
     }
@@ -316,7 +323,7 @@ impl<K> Drop for Landing<'_, K> {
         self.flight.done.word.store(1, Ordering::Release);
         self.flight.done.wake_all();
         self.flight.tasks.wake_all();
-        // The key may be dropped here, by the program's code.
+        // This may drop the key, by the program's code.
         drop(listed);
     }
 }
@@ -330,7 +337,7 @@ mod tests {
         crate::cache::fork::watch();
         match flights.board(7, &key) {
             Boarding::Make(landing) => landing,
-            _ => panic!("nobody makes {key}"),
+            _ => panic!("no other thread makes {key}"),
         }
     }
 

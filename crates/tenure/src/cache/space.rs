@@ -1,13 +1,13 @@
-//! Where new values go: open segments, and the lists that the others are in.
+//! Where new values go: the open segments, and the lists of all other segments.
 //!
-//! Values are appended to an open segment; a full one joins a list. When the cache may not grow, the
-//! oldest segment of one list is emptied: the [policy](super::policy) says which, and which of its
-//! values move on. No reader waits: it holds pins on old segments, which are reused only when the
-//! last pin is gone.
+//! The space appends values to an open segment. A full segment joins a list. When the cache may not
+//! grow, the space empties the oldest segment of one list. The [policy](super::policy) chooses the
+//! list, and which values of the segment move to another one. No reader waits: it has pins on old
+//! segments, and a segment is reused only after its last pin is gone.
 //!
-//! A thread takes a segment out of the lists under the lock, and is then the only one that moves it
-//! on in its life. What takes system calls it does without the lock. Every call that locks the lists,
-//! has a segment in its hands or changes the stack of emptied ones is [`Inside`].
+//! A thread takes a segment out of the lists under the lock. After that only this thread changes
+//! what the segment is used for. It makes system calls without the lock. Every call that locks the
+//! lists, works on a segment or changes the stack of emptied segments is [`Inside`].
 
 #![allow(unsafe_code, reason = "puts the lists in order in a child")]
 
@@ -30,18 +30,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
 
-/// Values that take more than this have a segment of their own.
+/// Longer values have a segment of their own.
 pub(super) const LARGE: usize = SEGMENT / 4;
 
-/// What the space asks of the index. Runs no code of the program's.
+/// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {
-    /// The place, with its used bit, if a key leads to it.
+    /// Returns the place with its uses, if a key leads to it.
     fn holds(&self, hash: u32, place: Place) -> Option<Place>;
-    /// Makes the key that leads to `from` lead to `to`; `false`: none does.
+    /// Makes the key that leads to `from` lead to `to`. Returns `false` if no key leads to `from`.
     fn relocate(&self, hash: u32, from: Place, to: Place) -> bool;
-    /// Forgets the key that leads to the place, whose value leaves for this cause; `false`: none does.
+    /// Forgets the key that leads to the place, because its value leaves for this cause. Returns
+    /// `false` if no key leads there.
     fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool;
-    /// Forgets all keys that lead to a segment, of whichever generation.
+    /// Forgets all keys that lead to a segment, of any generation.
     fn forget_segment(&self, segment: u32);
 }
 
@@ -63,12 +64,12 @@ pub(super) struct Space {
     /// Where protected values go.
     pub protected: Lane,
     pub lists: Lock<Lists>,
-    /// Purged bytes that readers have met and the lists have not heard of.
+    /// Purged bytes that readers have met and the lists have not counted yet.
     pub met: AtomicU64,
-    /// The first of a stack of closed segments that may have lost their last value; one more than
-    /// its number.
+    /// The first of a stack of closed segments that may have lost their last value: its number plus
+    /// one.
     emptied: AtomicU32,
-    /// So many segments are pinned that new values find no room.
+    /// Pins keep so much memory that new values find no room.
     pub crowded: AtomicBool,
     pub lifetimes: Lifetimes,
 }
@@ -84,22 +85,22 @@ pub(super) struct Lists {
     pub draining: List,
     /// Bytes of segments with memory.
     pub footprint: u64,
-    /// The most of them since the kernel took some.
+    /// The largest footprint since the kernel last took memory.
     pub grown_to: u64,
     pub growth: Growth,
-    /// The segment where the next look for purges begins.
+    /// The segment where the next check for purges begins.
     pub hand: Option<u32>,
-    /// The number of the segment at which the last look for sparse ones ended.
+    /// The number of the segment at which the last search for sparse ones ended.
     pub sampled: u32,
 }
 
-/// Room for a value in a segment that the caller has pinned, and unpins.
+/// Room for a value in a segment that the caller has pinned, and later unpins.
 pub(super) struct Room<'a> {
     pub segment: &'a Segment,
     pub place: Place,
     /// Where the value's bytes go.
     pub at: usize,
-    /// Other values may have been evicted for it.
+    /// The cache may have evicted other values for it.
     pub evicted: bool,
 }
 
@@ -142,22 +143,22 @@ impl Space {
         }
     }
 
-    /// Bytes before a value's own; `ends`: its times are among them.
+    /// Returns the bytes before a value's own bytes. `ends`: including its times.
     pub fn head(&self, ends: bool) -> usize {
         HEADER + if ends { self.lifetimes.bytes() } else { 0 }
     }
 
-    /// The bytes that a value takes in a segment, with its header.
+    /// Returns the bytes that a value takes in a segment, with its header.
     pub fn need(&self, head: Header) -> usize {
         (self.head(head.times.is_some()) + head.len as usize).next_multiple_of(UNIT)
     }
 
-    /// Whether a value has ended.
+    /// Returns whether a value has ended.
     pub fn has_ended(&self, head: Header) -> bool {
         head.times.is_some_and(|times| self.lifetimes.is_over(times))
     }
 
-    /// Why the value at an offset leaves, where room is made.
+    /// Returns why the value at an offset leaves when the cache makes room.
     pub fn cause(&self, segment: &Segment, at: usize, head: Header) -> RemovalCause {
         if !segment.whole(at, self.need(head)) {
             RemovalCause::Purged
@@ -168,13 +169,13 @@ impl Space {
         }
     }
 
-    /// A reader found that `bytes` of a segment had been purged.
+    /// Counts `bytes` of a segment that a reader found purged.
     pub fn met_purge(&self, bytes: usize) {
         self.met.fetch_add(bytes as u64, Ordering::Relaxed);
         self.counts.purged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A key stopped leading to the place.
+    /// Counts that a key stopped leading to the place.
     pub fn left(&self, place: Place) {
         let _inside = Inside::begin();
         let segment = self.segments.must(place.segment());
@@ -209,16 +210,16 @@ impl Space {
         while at != 0 {
             let segment = self.segments.must(at - 1);
             at = segment.next_emptied.load(Ordering::Relaxed);
-            // After this it may be remembered again.
+            // After this the segment may be remembered again.
             segment.is_emptied.store(false, Ordering::Release);
             each(segment);
         }
     }
 
-    /// Finds room for a value and writes its header. The caller writes the value, lets a key lead to
-    /// the place, and unpins the segment.
+    /// Finds room for a value and writes its header. The caller writes the value, lets a key lead
+    /// to the place, and unpins the segment.
     ///
-    /// `before`: where the key led just now, if it is worth knowing.
+    /// `before`: the place that the key led to just now, if the caller looked it up.
     pub fn room(
         &self,
         index: &dyn Index,
@@ -262,13 +263,14 @@ impl Space {
         }
     }
 
-    /// The lane of this number's threads.
+    /// Returns the lane of this number's threads.
     pub fn lane(&self, number: usize) -> &Lane {
         &self.lanes[number % self.lanes.len()]
     }
 
-    /// Closes a lane's segment, if it is still the one seen, and opens another. `own`: the lane of this
-    /// thread's new values; only its holder empties segments for it.
+    /// Closes a lane's segment if it is still the one that the caller saw, and opens another.
+    /// `own`: the lane of this thread's new values. Only the holder of its `opening` empties
+    /// segments for it.
     fn open_next(&self, index: &dyn Index, own: &Lane, lane: &Lane, seen: u64) -> Result<()> {
         let Some(opening) = own.opening.take() else {
             let why = "a key that is dropped to make room uses its own cache";
@@ -282,7 +284,7 @@ impl Space {
         if lane.is_protected {
             return self.open_protected(index, seen);
         }
-        // Closed first: it may be the one to empty.
+        // Closed first: it may be the segment to empty.
         let before = lane.open.swap(0, Ordering::AcqRel);
         self.close(before);
         let next = self.open(index)?;
@@ -290,7 +292,7 @@ impl Space {
         Ok(())
     }
 
-    /// Asks what is free, for this cache and for all values that are held.
+    /// Asks how much memory is free, for this cache and for all held values.
     pub fn hear(&self, now: Instant) {
         if !self.lists.lock().growth.is_due(now) {
             return;
@@ -301,7 +303,7 @@ impl Space {
         self.lists.lock().growth.hear(room, offered, now);
     }
 
-    /// The bytes of segments of some kind.
+    /// Returns the bytes of segments of some kind.
     fn bytes_of(&self, kind: impl Fn(&Segment) -> bool) -> u64 {
         let of_kind = |segment: &&Segment| segment.capacity() > 0 && kind(segment);
         self.segments.iter().filter(of_kind).map(|s| s.capacity() as u64).sum()
@@ -310,7 +312,7 @@ impl Space {
     fn large(&self, index: &dyn Index, head: Header) -> Result<Room<'_>> {
         let head = Header { times: head.times.or(Some(Times::NEVER)), ..head };
         let need = self.need(head);
-        // Those that were overwritten are spare then.
+        // Overwritten large values become spare segments here.
         self.each_emptied(|segment| self.retire_if_empty(index, segment));
         let segment = match self.take_spare(need) {
             Some(segment) => segment,
@@ -324,13 +326,14 @@ impl Space {
         Ok(Room { segment, place, at: self.head(true), evicted: true })
     }
 
-    /// A new segment for one value of `len` bytes, which takes `need`, pinned and reset, in no list.
+    /// Returns a new segment for one value of `len` bytes, which takes `need`, pinned and reset, in
+    /// no list.
     fn open_large(&self, index: &dyn Index, need: usize, len: u32) -> Result<&Segment> {
         let capacity = need.next_multiple_of(crate::os::page_size());
-        // A capacity of exactly one shared segment would be taken for one.
+        // A capacity of exactly one shared segment would look like a shared segment.
         let capacity =
             if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
-        // Of another size, as a rule: spare ones do not add up.
+        // A spare segment usually has another size: without this they would add up.
         self.give_up_spare();
         let now = Instant::now();
         self.hear(now);
@@ -340,7 +343,7 @@ impl Space {
         let most = lists.growth.most(lists.footprint, held);
         drop(lists);
         if capacity as u64 > most {
-            // Whatever the cache gave up, it would not do.
+            // Even if the cache gave up everything, the value would not fit.
             return Err(too_large(len, most));
         }
         self.tidy(index, now);
@@ -357,7 +360,7 @@ impl Space {
             }
             last = !self.give_up_one(index);
         };
-        // Counted before it is there, so that other threads leave room for it.
+        // Counted before the memory is there, so that other threads leave room for it.
         lists.footprint += capacity as u64;
         let bare = lists.unmapped.pop(&self.segments);
         drop(lists);
@@ -378,14 +381,14 @@ impl Space {
         provided
     }
 
-    /// Bytes that were counted are not there.
+    /// Takes back the count of bytes that are not there.
     pub fn counted_off(&self, bytes: u64) {
         let mut lists = self.lists.lock();
-        // A child may have begun to count anew meanwhile.
+        // A child may have counted anew meanwhile.
         lists.footprint = lists.footprint.saturating_sub(bytes);
     }
 
-    /// Forgets all values; the index has forgotten them already.
+    /// Forgets all values. The index has forgotten them already.
     pub fn clear(&self, index: &dyn Index) {
         let _inside = Inside::begin();
         for lane in self.all_lanes() {
@@ -394,7 +397,7 @@ impl Space {
             let before = lane.open.swap(0, Ordering::AcqRel);
             self.close(before);
         }
-        // No more than there are: other threads may fill segments all the time.
+        // At most the present number: other threads may fill segments all the time.
         let mut left = self.lists.lock().closed();
         while left > 0 {
             left -= 1;
@@ -407,7 +410,7 @@ impl Space {
         }
     }
 
-    /// Footprint, target, and bytes of bookkeeping.
+    /// Returns the footprint, the target, and the bytes of bookkeeping.
     pub fn sizes(&self) -> (u64, u64, u64) {
         let _inside = Inside::begin();
         let lists = self.lists.lock();
@@ -416,29 +419,31 @@ impl Space {
         (lists.footprint, lists.growth.target(), bookkeeping)
     }
 
-    /// Takes the lists' lock over a fork. The right to open a segment is not waited for: its holder
-    /// makes system calls.
+    /// Takes the lists' lock over a fork. It does not wait for the right to open a segment, because
+    /// its holder makes system calls.
     pub fn hold(&self) {
         self.lists.hold();
     }
 
-    /// Frees it.
+    /// Frees the lock.
     pub fn release(&self) {
         self.lists.release();
     }
 
-    /// In a forked child: nobody opens a segment. With `adopt`, segments in the hands of threads that
-    /// do not exist go back to the lists. The caller holds the lists' lock.
+    /// Repairs the lists in a forked child, where no other thread opens a segment. With `adopt`,
+    /// segments that threads of the parent worked on go back to the lists. The caller holds the
+    /// lists' lock.
     ///
-    /// Nothing is done if the calling thread is [`Inside`], here or in another cache: a handler of a
-    /// signal that interrupted it forks, and it goes on with the lists, the segment and the stack that
-    /// it has in its hands. What the other threads had in theirs stays out of use in such a child: a
-    /// few segments each, and emptied segments that only the end of the queue finds.
+    /// The call does nothing if the calling thread is [`Inside`], here or in another cache: a
+    /// signal handler that interrupted it forks, and the thread goes on with its lists, its segment
+    /// and its stack. What the other threads worked on stays out of use in such a child: a few
+    /// segments for each thread, and emptied segments that only an eviction finds.
     pub fn reset_in_child(&self, adopt: bool) {
         if is_inside() {
             return;
         }
-        // SAFETY: held over the fork by this thread, which has no guard of it: it is not inside.
+        // SAFETY: this thread holds the lock over the fork, and has no guard of it, because it is
+        // not inside.
         let lists = unsafe { self.lists.held_value() };
         self.emptied.store(0, Ordering::Relaxed);
         let mut footprint = 0;
@@ -457,10 +462,10 @@ impl Space {
         lists.footprint = footprint;
     }
 
-    /// Takes over a segment that a thread had in its hands that does not exist here.
+    /// Takes over a segment that a thread worked on that does not exist here.
     fn adopt(&self, lists: &mut Lists, segment: &Segment) {
-        // Such a thread has it pinned once. With more pins, a value in it may be this thread's; then
-        // it stays as it is. So it does where numbers would begin again.
+        // Such a thread has it pinned once. With more pins, a value in it may belong to this
+        // thread, so it stays as it is. It also stays if the numbers would wrap.
         if segment.range.pins() != 1 || segment.life.generation() == GENERATIONS {
             return;
         }
@@ -469,26 +474,25 @@ impl Space {
         } else {
             segment.life.expire();
             lists.draining.push(&self.segments, segment);
-            // Not `unpin`, which may wait for the worker: all locks are held here.
+            // Not `unpin`, which may wait for the worker: this thread holds all locks.
             segment.range.unpin_unseen();
         }
     }
 
-    /// In a child whose fork handlers did not run: frees the locks. `true`: that of the lists was
-    /// held, so that they may be half changed.
+    /// Frees the locks in a child whose fork handlers did not run. Returns `true` if the lists'
+    /// lock was held, so that the lists may be half changed.
     pub fn recover(&self) -> bool {
         let held = self.lists.reset_in_child();
         if !held {
             self.lists.hold();
-            // The memory of such a child is of no single moment, so nothing is adopted.
+            // The memory of such a child is not a copy of a single moment, so it adopts nothing.
             self.reset_in_child(false);
             self.lists.release();
         }
         held
     }
 
-    /// Makes the cache empty where the lists cannot be relied on: the segments that were there are
-    /// lost.
+    /// Makes the cache empty when the lists are unreliable. The present segments are lost.
     pub fn abandon(&self, index: &dyn Index) {
         let _inside = Inside::begin();
         for lane in self.all_lanes() {
@@ -513,8 +517,8 @@ impl Space {
         (lists.hand, lists.sampled) = (None, 0);
     }
 
-    /// How many values have a token, at most: the pins of shared segments, without the lanes' and
-    /// those of empty segments. Allocates nothing.
+    /// Returns the largest number of values that can have a token: the pins of shared segments,
+    /// without those of lanes and of empty segments. Allocates nothing.
     pub fn held_values(&self) -> u64 {
         let held = |segment: &Segment| {
             let own = u32::from(self.is_open(segment));
@@ -524,8 +528,8 @@ impl Space {
         self.segments.iter().filter(filled).map(held).sum()
     }
 
-    /// Bytes of the segments that somebody has pinned, beside the pin of the lane that fills one, and of the list
-    /// of those whose pages are gone.
+    /// Returns the bytes of the segments that a thread or a held value has pinned. The pin of the
+    /// lane that fills a segment does not count, nor do the pins of bare segments.
     pub fn held_bytes(&self) -> u64 {
         self.bytes_of(|segment| {
             let is_held = segment.range.pins() > u32::from(self.is_open(segment));
@@ -538,7 +542,7 @@ pub(super) fn no_memory() -> Error {
     Error::system("Cache", "madvise(MADV_POPULATE_WRITE)", rustix::io::Errno::NOMEM)
 }
 
-/// Everything is pinned, and the cache may not grow.
+/// Returns the error if every segment is pinned, and the cache may not grow.
 pub(super) fn all_held() -> Error {
     let why = "values that the program holds keep all of the cache's memory";
     Error::new(ErrorKind::OutOfMemory, "Cache", why, "drop values soon, or raise the ceiling")

@@ -1,14 +1,17 @@
-//! Moving together what is left in segments of which much was overwritten or removed.
+//! Moves the remaining values of segments together, after many of their values were overwritten or
+//! removed.
 //!
-//! What is dead is bounded over all segments, not in each: the emptiest is moved when too much is dead in all of them.
-//! So where a few segments become empty by themselves nothing is copied. Where values are overwritten at random by
-//! others that cannot take [their places](super::reuse), the cache takes about a quarter more than the values' bytes, and
+//! The share of dead bytes has a limit over all segments, not in each one: the cache moves the
+//! emptiest segment when too much is dead in all of them. So if a few segments become empty by
+//! themselves, nothing is copied. If values are overwritten at random by others that cannot take
+//! [their places](super::reuse), the cache takes about a quarter more than the values' bytes, and
 //! copies about two bytes for each that is put in.
 //!
-//! How many keys lead to a segment is known, but not how many bytes they lead to: who takes a key's place away does
-//! not look at the value's header, which may have been purged. Where all values are about as long, the number tells.
-//! Where they are not, a few short values could keep a segment whose long ones are gone. So such a
-//! segment is counted, when what has gone since the last count may have been most of it.
+//! The cache knows how many keys lead to a segment, but not how many bytes they lead to: a thread
+//! that takes a key's place away does not look at the value's header, because the kernel may have
+//! purged it. If all values have about the same length, the number of keys is enough. Otherwise a
+//! few short values could keep a segment whose long ones are gone. So the cache counts such a
+//! segment when most of it may have gone since the last count.
 
 use super::lanes::Filling;
 use super::listener::RemovalCause;
@@ -17,20 +20,21 @@ use super::segment::{Segment, SEGMENT};
 use super::space::{Index, Space};
 use std::sync::atomic::Ordering;
 
-/// How many segments are looked at for the sparsest.
+/// How many segments a search for the sparsest one checks.
 const SAMPLE: usize = 64;
 /// Overwritten and removed values take at most this share of the closed segments.
 const DEAD: f64 = 1.0 / 7.0;
-/// A segment of which more is left is not moved: to free one byte never costs the copy of more than four.
+/// A segment with a larger share left is not moved: freeing one byte never costs the copy of more
+/// than four.
 const MOST_LEFT: f64 = 0.8;
 
-/// How far apart the segments are that are looked at one after the other, of so many.
+/// Returns the distance between the segments that a search checks, of `made` segments.
 fn step(made: u32) -> u32 {
     if made as usize <= SAMPLE {
         return 1;
     }
-    // The golden ratio spreads any number of steps evenly. A divisor that both have would leave segments out, for ever
-    // where no more are made.
+    // The golden ratio spreads any number of steps evenly. With a common divisor some segments
+    // would be left out, for ever if no more are made.
     let has_divisor = |step: u32| {
         let (mut a, mut b) = (made, step);
         while b > 0 {
@@ -46,12 +50,13 @@ fn step(made: u32) -> u32 {
 }
 
 impl Space {
-    /// Moves what is left of the emptiest segments into `into` while much is dead in all of them, so that
-    /// overwriting does not make the cache grow. `false`: there is no such segment.
+    /// Moves the remaining values of the emptiest segments into `into` while much is dead in all
+    /// segments, so that overwriting does not make the cache grow. Returns `false` if there is no
+    /// such segment.
     pub(super) fn compact(&self, index: &dyn Index, into: &mut Filling<'_>) -> bool {
         let mut any = false;
-        // Filled with them as far as it goes: what stays for long is apart from what is overwritten soon then, and is
-        // not moved again and again.
+        // Fills most of the segment with moved values. So long-lived values lie apart from values
+        // that will soon be overwritten, and are not moved again and again.
         while into.at < SEGMENT / 4 * 3 {
             let Some(sparse) = self.sparsest(index, SEGMENT - into.at) else { break };
             let generation = sparse.life.generation();
@@ -71,7 +76,7 @@ impl Space {
                 }
             });
             if bytes > SEGMENT - into.at {
-                // Few values are left in it, but large ones.
+                // The segment has few values, but large ones.
                 sparse.lengths.count(sparse.life.live(), bytes, longest);
                 self.lists.lock().close(&self.segments, sparse);
                 sparse.unpin();
@@ -87,8 +92,9 @@ impl Space {
         any
     }
 
-    /// The segment with the smallest share of its bytes left, of some; out of its list, pinned, settled. `None`: little
-    /// enough is dead in all of them, or none can be moved at a fair price. `room`: it should have no more than that.
+    /// Returns the sampled segment with the smallest share of its bytes left, out of its list,
+    /// pinned and settled. Returns `None` if little is dead in all segments, or no segment can be
+    /// moved at a fair price. `room`: the most bytes that it should have left.
     fn sparsest(&self, index: &dyn Index, room: usize) -> Option<&Segment> {
         let mut best: Option<(f64, &Segment)> = None;
         let mut doubtful: Option<(f64, &Segment, u32)> = None;
@@ -129,8 +135,9 @@ impl Space {
         self.count(index, segment, generation).then_some(segment)
     }
 
-    /// Calls `each` for some closed segments of all ages, others each time: neighbours in a list are as old as each other,
-    /// and where all are young none is sparse. `last`: the number of the last one.
+    /// Calls `each` for some closed segments of all ages, and for others each time: neighbours in a
+    /// list have the same age, and young ones are rarely sparse. `last`: the number of the last
+    /// one.
     fn each_sampled<'a>(&'a self, last: &mut u32, mut each: impl FnMut(&'a Segment)) {
         let made = self.segments.made();
         let step = step(made);
@@ -149,10 +156,10 @@ impl Space {
         }
     }
 
-    /// Counts what is left of a closed segment. `true`: less than half of its bytes; it is out of its list, pinned and
-    /// settled then.
+    /// Counts what is left of a closed segment. Returns `true` if less than half of its bytes is
+    /// left: then it is out of its list, pinned and settled.
     fn count(&self, index: &dyn Index, segment: &Segment, generation: u32) -> bool {
-        // While it is pinned nobody fills it anew, or takes it out of its list but for a clear.
+        // While it is pinned, no thread fills it anew, and only a clear takes it out of its list.
         let Some(plain) = segment.range.pin_alone() else { return false };
         if segment.life.generation() != generation {
             segment.unpin();
@@ -177,7 +184,6 @@ impl Space {
         });
         segment.lengths.count(values, bytes, longest);
         let is_sparse = bytes < segment.filled.load(Ordering::Relaxed) / 2;
-        // It is settled still.
         let taken = is_sparse && self.lists.lock().remove(&self.segments, segment);
         if !taken {
             segment.unpin();

@@ -1,10 +1,10 @@
-//! What a cache tells about itself.
+//! The statistics of a cache.
 
 use super::Cache;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a cache has done, counted since it was made, and what it holds now.
+/// The counts of a cache since it was made, and what it holds now.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -26,31 +26,32 @@ pub struct CacheStats {
     pub insertions: u64,
     /// Values removed or overwritten.
     pub removals: u64,
-    /// Values that the cache dropped to make room, or whose segment was found wholly purged.
+    /// Values that the cache dropped to make room, or whose segment it found wholly purged.
     pub evictions: u64,
-    /// Values that were found purged by a get.
+    /// Values that a get found purged.
     pub purged_values: u64,
-    /// Values that a get found ended: their time to live or to idle was over.
+    /// Values that a get found ended, because their time to live or to idle was over.
     pub expired_values: u64,
     /// Bytes of segments that the kernel took, as far as the cache has noticed.
     pub purged_bytes: u64,
-    /// Values that were moved because they were used, when their segment was emptied.
+    /// Values that the cache moved because they were used, when it emptied their segment.
     pub moved_values: u64,
-    /// What a miss costs, in nanoseconds: as [given](super::CacheBuilder::miss_cost), or as measured lately in the calls
-    /// that make values. 0: not known.
+    /// What a miss costs, in nanoseconds: the [given](super::CacheBuilder::miss_cost) cost, or the
+    /// recent measurement in the calls that make values. 0: not known.
     pub miss_cost_ns: u64,
-    /// Whether the kernel is to take the memory of other caches of the process first, because this one's bytes save at
-    /// least twice as much time.
+    /// Whether the kernel should take the memory of other caches of the process first, because this
+    /// cache's bytes save at least twice as much time.
     pub is_spared: bool,
     /// Keys that are in the index now. Some may lead to values that are gone.
     pub values: u64,
     /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,
-    /// Bytes of the segments that values which the program holds keep from the kernel now.
+    /// Bytes of the segments that held values keep from the kernel now.
     pub held_bytes: u64,
-    /// The footprint that purges and free memory now allow without asking again.
+    /// The footprint that purges and free memory now allow before the cache asks again.
     pub target_bytes: u64,
-    /// Bytes that the cache takes now beside its segments, and of the headers inside them.
+    /// Bytes that the cache takes now beside its segments, and the bytes of the headers inside
+    /// them.
     pub bookkeeping_bytes: u64,
 }
 
@@ -97,8 +98,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             stats.values * inner.space.head(inner.space.lifetimes.of_all()) as u64;
         stats
     }
-    /// Returns how many keys the cache has. Some may lead to values that were purged, or whose time is over: what
-    /// no get has met yet is not known.
+    /// Returns how many keys the cache has. Some keys may lead to values that were purged or whose
+    /// time is over: only a get finds that out.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;
@@ -114,8 +115,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.shards.iter().map(|shard| shard.table.len() as u64).sum()
     }
 
-    /// Returns the bytes of memory that the cache's segments take now, as [`CacheStats::footprint_bytes`]: what a
-    /// [ceiling](super::CacheBuilder::ceiling) is compared with.
+    /// Returns the bytes of memory that the cache's segments take now, as
+    /// [`CacheStats::footprint_bytes`]. The [ceiling](super::CacheBuilder::ceiling) limits this
+    /// number.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?;

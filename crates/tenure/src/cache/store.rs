@@ -1,4 +1,4 @@
-//! Reading a value at its place, and putting one there.
+//! Reads a value at its place, and puts a value there.
 
 use super::change::Putting;
 use super::header::Header;
@@ -23,20 +23,20 @@ use std::time::Duration;
 /// Why a value was not at its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Miss {
-    /// The segment has other contents now; the value may have moved on.
+    /// The segment has other contents now, so the value may have moved.
     Stale,
     /// Purged.
     Gone,
     /// Its time is over.
     Ended,
-    /// There is no memory to take it back, or to copy it.
+    /// There is no memory to take the value back, or to copy it.
     Refused,
 }
 
-/// A value that was made, perhaps with a time to live of its own.
+/// A value that was made, and its own time to live if it has one.
 pub(super) type Made = (Vec<u8>, Option<Duration>);
 
-/// A pin, taken away unless a value takes it over.
+/// A pin that ends with this value, unless a [`Value`] takes it over.
 pub(super) struct Pinned<'a>(&'a Segment);
 
 impl Drop for Pinned<'_> {
@@ -46,7 +46,7 @@ impl Drop for Pinned<'_> {
 }
 
 impl<'a> Pinned<'a> {
-    /// Another pin of the same segment.
+    /// Returns another pin of the same segment.
     fn again(&self) -> Pinned<'a> {
         self.0.range.pin();
         Pinned(self.0)
@@ -64,18 +64,18 @@ impl<'a> Pinned<'a> {
 pub(super) struct Found<'a> {
     pub value: Value<'a>,
     pub place: Place,
-    /// While it is there, no other value takes the place, also where `value` is a copy.
+    /// While it lives, no other value takes the place, even if `value` is a copy.
     _stays: Pinned<'a>,
 }
 
-/// A value that was put in and is pinned still.
+/// A value that was put in and is still pinned.
 pub(super) struct Stored<'a> {
     pin: Pinned<'a>,
     at: usize,
 }
 
 impl<'a> Stored<'a> {
-    /// The value, whose bytes the caller has as well.
+    /// Returns the value. The caller also has its bytes.
     pub fn into_value(self, bytes: Vec<u8>) -> Value<'a> {
         let shared = self.pin.0.is_shared();
         if shared && !pins::take() {
@@ -86,13 +86,13 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// What is left when a value was put in.
+/// What is left after a value was put in.
 pub(super) struct Spare<K> {
-    /// The key, if one like it was there.
+    /// The caller's key, if the table already had an equal one.
     key: Option<K>,
-    /// Why the value before left.
+    /// Why the previous value left.
     cause: Option<RemovalCause>,
-    /// Other values may have been evicted for it.
+    /// The cache may have evicted other values for it.
     evicted: bool,
 }
 
@@ -107,8 +107,8 @@ impl<K, S> Inner<K, S> {
         let section = shard.table.section(true);
         let found =
             shard.table.find_and_enter(&section, hash, key, true, |place| self.enter(place));
-        // Not at the end of a block that `found` is the value of: if the drop of a key panics here, that value would be
-        // lost, pinned.
+        // Not at the end of a block whose value is `found`: if the drop of a key panicked there,
+        // that value would be lost, and stay pinned.
         drop(section);
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
@@ -125,7 +125,8 @@ impl<K, S> Inner<K, S> {
         self.look_again(hash, key, found_any)
     }
 
-    /// What follows a value that is not at its place, or (`again` is not set) a key that is not there.
+    /// Continues a lookup after a value was not at its place, or (`again` is not set) there was no
+    /// key.
     #[cold]
     fn look_again<Q>(&self, hash: u32, key: &Q, again: bool) -> Option<Value<'_>>
     where
@@ -147,7 +148,7 @@ impl<K, S> Inner<K, S> {
         self.find_again(hash, key, true).map(|found| found.value)
     }
 
-    /// The value under a key, and its place. `uses`: this is a use of it.
+    /// Returns the value under a key, and its place. `uses`: the lookup counts as a use.
     pub(super) fn find_again<Q>(&self, hash: u32, key: &Q, uses: bool) -> Option<Found<'_>>
     where
         K: Borrow<Q>,
@@ -174,8 +175,9 @@ impl<K, S> Inner<K, S> {
         })
     }
 
-    /// Asks about the place that a key leads to when `enter` has answered. `None` of `about`: its segment has other
-    /// contents now, so the value may have moved on. `Err`: there is no key, or it leads to this place still.
+    /// Looks up a key and passes its place, and the result of `enter` for it, to `about`. `about`
+    /// returns `None` if the segment has other contents now: then the value may have moved, and the
+    /// lookup repeats. Returns `Err` if there is no key, or if it still leads to this place.
     fn ask<Q, E, A>(
         &self,
         hash: u32,
@@ -189,7 +191,7 @@ impl<K, S> Inner<K, S> {
     {
         let table = &self.shards.of(hash).table;
         let mut last: Option<Place> = None;
-        // A value moves only when its segment is emptied: not often during one call.
+        // A value moves only when its segment is emptied, which is rare during one call.
         for _ in 0..8 {
             let section = table.section(false);
             let found = table.find_and_enter(&section, hash, key, false, &enter);
@@ -206,7 +208,8 @@ impl<K, S> Inner<K, S> {
         Err(None)
     }
 
-    /// Pins a place's segment, unless it has other contents by now; `true`: the pages are there.
+    /// Pins a place's segment, unless it has other contents by now. The `bool`: the pages are
+    /// there.
     #[inline]
     fn enter(&self, place: Place) -> Option<(Pinned<'_>, bool)> {
         let segment = self.space.segments.get(place.segment())?;
@@ -214,10 +217,11 @@ impl<K, S> Inner<K, S> {
         Some((Pinned(segment), plain))
     }
 
-    /// The value at a place whose segment was entered; `uses`: this is a use of it. If it is not there, `miss` says
-    /// why.
-    // Always: a value that is handed on through memory is copied there 16 bytes at a time from stores of 8, which
-    // waits until the header has come from memory; the reader's own loads of the value then begin that late.
+    /// Returns the value at a place whose segment was entered. `uses`: the read counts as a use. If
+    /// the value is not there, sets `miss` to the reason.
+    // Always inlined. A value that is passed through memory is stored 8 bytes at a time and loaded
+    // 16 bytes at a time. The load waits for the stores, and these wait until the header has come
+    // from memory. The reader's own loads of the value would begin only after that.
     #[inline(always)]
     fn read<'a>(
         &self,
@@ -237,7 +241,7 @@ impl<K, S> Inner<K, S> {
         *miss = Miss::Gone;
         let offset = place.offset();
         let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
-        // A value in a segment of its own keeps no other memory than its own.
+        // A value in its own segment keeps no memory but its own.
         let shared = segment.is_shared();
         if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
             *miss = Miss::Refused;
@@ -246,7 +250,7 @@ impl<K, S> Inner<K, S> {
         Some(pin.into_value(bytes, shared))
     }
 
-    /// Whether a key leads to a value that has not ended.
+    /// Returns whether a key leads to a value that has not ended.
     pub(super) fn contains<Q>(&self, hash: u32, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -260,7 +264,7 @@ impl<K, S> Inner<K, S> {
         is_there.unwrap_or(false)
     }
 
-    /// Whether the value at a place whose segment was entered has not ended.
+    /// Returns whether the value at a place whose segment was entered has not ended.
     fn is_alive(&self, place: Place, (pin, plain): (Pinned<'_>, bool)) -> Option<bool> {
         let segment = pin.0;
         let head = (plain || self.take_back(segment))
@@ -269,8 +273,8 @@ impl<K, S> Inner<K, S> {
         Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    /// The bytes of the times of a value that ends; `None` if it has ended or was purged, as `miss` says then. `uses`:
-    /// if it has not, it is used now.
+    /// Returns the bytes of the times of a value that ends. Returns `None` if it has ended or was
+    /// purged, and `miss` then says which. `uses`: if it has not ended, it counts as used now.
     #[inline(never)]
     fn times(
         &self,
@@ -312,8 +316,8 @@ impl<K, S> Inner<K, S> {
             .is_none_or(|segment| segment.life.generation() != place.generation())
     }
 
-    /// Takes a key out whose value is not at its place, or has ended there. `stale`: its segment has other contents
-    /// now.
+    /// Takes out a key whose value is not at its place, or has ended. `stale`: its segment has
+    /// other contents now.
     fn forget(&self, hash: u32, place: Place, cause: RemovalCause, stale: bool) {
         if self.shards.forget(hash, place, cause) && !stale {
             let ended = cause == RemovalCause::Expired;
@@ -330,8 +334,9 @@ where
     K: Hash + Eq,
     S: BuildHasher,
 {
-    /// Stores a value; the key comes back when there is no room. `landing`: the value was made in this
-    /// flight. `None`: the flight is outdated, so nothing was stored. The caller finishes with [`Inner::finish`].
+    /// Stores a value. Returns the key with the error if there is no room. `landing`: the flight in
+    /// which the value was made. The first result is `None` if the flight is outdated: then nothing
+    /// was stored. The caller finishes with [`Inner::finish`].
     pub(super) fn put(
         &self,
         hash: u32,
@@ -351,7 +356,8 @@ where
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
-        // If the drop of a key panicked in there, the one that comes back would be lost, and nobody told.
+        // If a key's drop panicked during the insert, the returned key would be lost, and no
+        // listener would hear of it.
         let quiet = Harvesting::hold_off();
         let key = table.insert(section, hash, key, place, &|place| self.stale(place), &putting);
         drop(quiet);
@@ -359,7 +365,7 @@ where
         Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
     }
 
-    /// Tells of what a value has put out of its place, and drops what is left. Runs the program's code.
+    /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.
     pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
         let Spare { key, cause, evicted } = spare;
         match (key, cause, &self.listener) {
@@ -372,21 +378,21 @@ where
         }
     }
 
-    /// The value under a key that the caller was about to make: another maker may have landed between the caller's
-    /// look and its boarding.
+    /// Returns the value under a key that the caller was about to make: another maker may have
+    /// landed between the caller's lookup and its boarding.
     pub(super) fn boarded<Q>(&self, hash: u32, key: &Q) -> Option<Value<'_>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        // What is dropped here, and the listener, may ask for the key: it would wait for this flight.
+        // A dropped key or the listener may ask for the key, and would then wait for this flight.
         let _quiet = Harvesting::hold_off();
-        // Writers that did not see this maker have left then: see `Flights::any`.
+        // Writers that did not see this maker have left after this: see `Flights::any`.
         self.shards.of(hash).table.pass_writers();
         self.contains(hash, key).then(|| self.look_up(hash, key))?
     }
 
-    /// Puts what was made under its key, unless the key has changed meanwhile, and ends the flight.
+    /// Puts a made value under its key, unless the key has changed meanwhile, and ends the flight.
     pub(super) fn land<Q>(
         &self,
         landing: Landing<'_, K>,
@@ -398,12 +404,13 @@ where
         Q: ToOwned<Owned = K> + ?Sized,
     {
         if landing.is_outdated() {
-            // Seen early, so that nothing is evicted for it.
+            // The early check saves evictions for it.
             return Ok(Value::own(bytes, false));
         }
         let quiet = Harvesting::hold_off();
         let put = self.put(hash, key.to_owned(), &bytes, time_to_live, Some(&landing));
-        // Before there is a value to return: it would be lost, pinned, if the drop of a key panicked.
+        // Before there is a value to return: if the drop of a key panicked, that value would be
+        // lost, and stay pinned.
         drop(landing);
         drop(quiet);
         match put {
@@ -425,7 +432,7 @@ where
         }
     }
 
-    /// Room for a value, and the bytes that it takes.
+    /// Finds room for a value. Also returns the bytes that the value takes.
     fn room(
         &self,
         hash: u32,
@@ -458,7 +465,7 @@ where
     }
 }
 
-/// A copy of a value that must not stay pinned.
+/// Returns a copy of a value that must not stay pinned.
 #[cold]
 fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
     let mut copy = Vec::new();

@@ -1,14 +1,14 @@
-//! From key to place: a hash table whose readers take no lock.
+//! A hash table from keys to places. Its readers take no lock.
 //!
-//! The program's code runs under no lock: keys are hashed by the caller, compared in a *section* (a
-//! reader is counted meanwhile, see [`epoch`](super::epoch)), and dropped when they are out of the
-//! table and nobody reads them. A writer compares first, then takes the writers' lock and checks that
-//! what it compared with is all there is; if not, it begins again. So a key's code may panic, wait,
-//! fork, and use the same table.
+//! The program's code runs under no lock. The caller hashes the keys. The table compares keys in a
+//! *section* (a reader is counted meanwhile, see [`epoch`](super::epoch)), and drops keys when they
+//! are out of the table and no thread reads them. A writer compares first, then takes the writers'
+//! lock and checks that it compared with all keys of the hash. If it did not, it begins again. So a
+//! key's code may panic, wait, fork, and use the same table.
 //!
-//! The full hash is kept with each key, so no key is hashed twice. A table that is full gets a larger
-//! array. Keys move there when nobody is in a section; until then both arrays are searched. Nothing
-//! is allocated or freed under the lock.
+//! The table stores the full hash with each key, so it hashes no key twice. A full table gets a
+//! larger array. Keys move there when no thread is in a section; until then a lookup searches both
+//! arrays. Nothing is allocated or freed under the lock.
 
 #![allow(unsafe_code, reason = "reads arrays without a lock")]
 
@@ -27,34 +27,36 @@ use std::ptr::null_mut;
 #[path = "table/tests.rs"]
 mod tests;
 
-/// See the module's head. In this order a get finds what it needs in one cache line.
+/// See the module's head. The order of the fields puts everything that a get needs into one cache
+/// line.
 #[repr(C)]
 pub(super) struct Table<K> {
     epoch: Epoch,
     /// The newest array; null while the table is empty.
     newest: AtomicPtr<Array<K>>,
     writer: Lock<Writer<K>>,
-    /// Told of each key that leaves.
+    /// Called for each key that leaves.
     listener: Option<Listener<K>>,
     keys: PhantomData<K>,
 }
 
-/// What a writer asks and tells while it has the writers' lock. Runs no code of the program's, waits for
-/// nothing, allocates nothing.
+/// What a writer calls while it has the writers' lock. It runs no code of the program, waits for
+/// nothing, and allocates nothing.
 pub(super) trait Change {
-    /// Whether it is to be asked for an absent key, too. Without the lock.
+    /// Returns whether `may` must also be called for an absent key. Without the lock.
     fn heeds_absence(&self) -> bool;
-    /// Whether the change is to be made; it follows at once.
+    /// Returns whether the table should make the change, which then follows at once.
     fn may(&self) -> bool;
-    /// It was made: the key led to the place `before`. Before any key is dropped.
+    /// The change was made: the key led to the place `before`. The call comes before any key is
+    /// dropped.
     fn made(&self, before: Option<Place>);
-    /// Why the value at the place, whose key is removed, leaves.
+    /// Returns why the value at the place of a removed key leaves.
     fn cause(&self, _before: Place) -> RemovalCause {
         RemovalCause::Removed
     }
 }
 
-/// A change that is made in any case.
+/// A change that is always made.
 #[cfg(test)]
 impl Change for () {
     fn heeds_absence(&self) -> bool {
@@ -66,23 +68,23 @@ impl Change for () {
     fn made(&self, _before: Option<Place>) {}
 }
 
-/// What only the holder of the lock may use.
+/// Fields that only the holder of the lock may use.
 struct Writer<K> {
     /// Live entries.
     len: usize,
-    /// Arrays out of use, with all keys that are in them, and those of them whose readers are waited
-    /// for.
+    /// Arrays that are out of use, with all keys that are in them. `waiting`: those whose readers
+    /// are waited for.
     retired: *mut Array<K>,
     waiting: *mut Array<K>,
-    /// Arrays whose keys have moved, or that nobody reads any more.
+    /// Arrays whose keys have moved, or that no reader can read any more.
     ready: *mut Array<K>,
     grace: Grace,
 }
 
-// SAFETY: the pointers lead to memory that the table owns; keys move to other threads with it.
+// SAFETY: the pointers lead to memory that the table owns, and keys move to other threads with it.
 unsafe impl<K: Send> Send for Writer<K> {}
 
-/// While it lives, nothing that was read in it is freed or moved.
+/// While it lives, the table frees and moves nothing that was read in it.
 pub(super) struct Section<'a, K> {
     table: &'a Table<K>,
     counter: usize,
@@ -109,7 +111,7 @@ impl<K> Writer<K> {
     }
 }
 
-/// The arrays from one on to the oldest.
+/// Returns the arrays from this one to the oldest.
 #[inline]
 fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Array<K>> {
     std::iter::successors(newest, |array| array.older())
@@ -130,13 +132,13 @@ impl<K> Table<K> {
         self.writer.lock().len
     }
 
-    /// Bytes that the table takes beside itself.
+    /// Returns the bytes that the table takes beside itself.
     pub fn bytes(&self) -> usize {
         let writer = self.writer.lock();
         arrays(self.current(&writer)).map(Array::bytes).sum()
     }
 
-    /// Lookups ever.
+    /// Returns the number of lookups so far.
     pub fn lookups(&self) -> u64 {
         self.epoch.lookups()
     }
@@ -158,23 +160,23 @@ impl<K> Table<K> {
         drop(self.writer.lock());
     }
 
-    /// The newest array as a section may read it.
+    /// Returns the newest array, for a thread in a section.
     #[inline]
     fn newest<'s>(&self, _section: &'s Section<'_, K>) -> Option<&'s Array<K>> {
-        // SAFETY: an array is freed only when all sections are over in which it was reachable.
+        // SAFETY: an array is freed only when all sections in which it was reachable are over.
         unsafe { self.newest.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The newest array as the lock's holder may change it.
+    /// Returns the newest array, for the holder of the lock.
     fn current<'w>(&'w self, _writer: &Guard<'_, Writer<K>>) -> Option<&'w Array<K>> {
-        // SAFETY: it is replaced only under the lock, and freed later than that; callers use it only
-        // while they hold the lock.
+        // SAFETY: the array is replaced only under the lock, and freed later than that. Callers use
+        // it only while they hold the lock.
         unsafe { self.newest.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Where the key's value lies. `enter` is told a place before the key is compared, and its answer for the
-    /// place that is found comes with it. The key leads to that place when `enter` has answered: what `enter` has
-    /// pinned there is the key's value. `uses`: remembers that it was asked for.
+    /// Finds the place of the key's value. The table calls `enter` with a place before it compares
+    /// the key, and returns the result for the place that it found. After that call the key still
+    /// leads to that place, so what `enter` pinned there is the key's value. `uses`: counts a use.
     #[inline]
     pub fn find_and_enter<Q, P>(
         &self,
@@ -190,7 +192,8 @@ impl<K> Table<K> {
     {
         loop {
             let (hit, entered) = locate(self.newest(section), hash, key, &mut enter, |_| ())?;
-            // Not the place that it led to before: another value may be written there since. See `reuse`.
+            // Not a place that the key led to before: another value may be there by now. See
+            // `reuse`.
             if hit.is_still_there() {
                 if uses {
                     hit.array.mark_used(hit.at, hit.place);
@@ -200,23 +203,23 @@ impl<K> Table<K> {
         }
     }
 
-    /// Calls `each` with every key, in a section: it may do what it likes. A key that is put in meanwhile may be left
-    /// out, and one that is removed and put in again may come twice.
+    /// Calls `each` with every key, in a section, so `each` may do anything. A key that is inserted
+    /// meanwhile may be left out, and one that is removed and inserted again may come twice.
     pub fn each_key(&self, mut each: impl FnMut(&K)) {
         let section = self.section(false);
         for hit in arrays(self.newest(&section)).flat_map(Array::entries) {
-            // SAFETY: hit just now, in the section above.
+            // SAFETY: found just now, in the section above.
             unsafe { hit.with_key(&mut each) };
         }
     }
 
-    /// The place with its uses, if a key leads to it.
+    /// Returns the place with its uses, if a key leads to it.
     pub fn holds(&self, hash: u32, place: Place) -> Option<Place> {
         let writer = self.writer.lock();
         at_place(self.current(&writer), hash, place).map(|hit| hit.place)
     }
 
-    /// Moves the value of the key that leads to `from` to `to`. `false`: no key does.
+    /// Makes the key that leads to `from` lead to `to`. Returns `false` if no key leads to `from`.
     pub fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
         let writer = self.writer.lock();
         let hit = at_place(self.current(&writer), hash, from);
@@ -237,7 +240,7 @@ impl<K> Table<K> {
         hit.array.remove(hit.at, cause)
     }
 
-    /// Removes a key; answers its place.
+    /// Removes a key and returns its place.
     pub fn remove<Q>(&self, hash: u32, key: &Q, change: &impl Change) -> Option<Place>
     where
         K: Borrow<Q>,
@@ -245,7 +248,7 @@ impl<K> Table<K> {
     {
         let mut compared = Compared::new();
         let place = loop {
-            // In this order: the lock is freed before the section ends, and keys are dropped.
+            // In this order: the lock is freed before the section ends, which drops keys.
             let section = self.section(false);
             let newest = self.newest(&section);
             compared.clear();
@@ -261,7 +264,7 @@ impl<K> Table<K> {
                 }
                 continue;
             };
-            // Nothing that this section has seen moves before it ends, or is used for another key.
+            // Until the section ends, no slot that it has seen moves or is used for another key.
             if self.is_newest(newest) && hit.array.is_live(hit.at) && change.may() {
                 let cause = change.cause(hit.array.place_at(hit.at));
                 let place = self.remove_hit(&mut writer, &hit, cause);
@@ -278,14 +281,14 @@ impl<K> Table<K> {
         newest == array.map_or(std::ptr::null(), std::ptr::from_ref)
     }
 
-    /// Removes every key; answers how many there were. They are dropped by [`Table::harvest`].
+    /// Removes every key. Returns how many there were. [`Table::harvest`] drops them.
     pub fn clear(&self, change: &impl Change) -> usize {
         let mut writer = self.writer.lock();
         change.may();
         let mut at = self.newest.swap(null_mut(), Ordering::AcqRel);
-        // SAFETY: the table's own; nobody frees them before they were retired.
+        // SAFETY: the arrays belong to the table, and only retired arrays are freed.
         while let Some(array) = unsafe { at.as_ref() } {
-            // `older` stays, for readers that go on from here.
+            // `older` stays, for readers that continue from here.
             array.next.store(writer.retired, Ordering::Relaxed);
             writer.retired = at;
             at = array.older.load(Ordering::Relaxed);
@@ -294,13 +297,13 @@ impl<K> Table<K> {
         std::mem::take(&mut writer.len)
     }
 
-    /// Returns when every writer has left that has the lock now.
+    /// Returns after the writer that has the lock now has left.
     pub fn pass_writers(&self) {
         self.wait();
     }
 
-    /// Puts a key at a place, if `change` allows it. Keys whose places are `stale` may go. Answers the key if it is not
-    /// needed: one like it leads to the place, or none does.
+    /// Puts a key at a place, if `change` allows it. Keys whose places are `stale` may go. Returns
+    /// the key if the table did not take it: an equal key leads to the place, or no key does.
     pub fn insert<'t>(
         &'t self,
         section: Section<'t, K>,
@@ -317,7 +320,7 @@ impl<K> Table<K> {
         let mut first = Some(section);
         let mut compared = Compared::new();
         loop {
-            // In this order: the lock is freed before the section ends, and keys are dropped.
+            // In this order: the lock is freed before the section ends, which drops keys.
             let section = first.take().unwrap_or_else(|| self.section(false));
             let newest = self.newest(&section);
             compared.clear();
@@ -330,7 +333,7 @@ impl<K> Table<K> {
             if let Some((hit, ())) = found {
                 if hit.array.is_live(hit.at) {
                     if change.may() {
-                        // The key has been used as often as before.
+                        // The key keeps its count of uses.
                         let place = place.with_uses(hit.place.uses());
                         change.made(Some(hit.array.set_place(hit.at, place)));
                     }
@@ -355,14 +358,14 @@ impl<K> Table<K> {
         }
     }
 
-    /// Makes room: leaves out keys whose places are `stale`, then takes a larger array if it must.
+    /// Makes room: removes keys whose places are `stale`, and takes a larger array if it must.
     #[cold]
     fn grow(&self, stale: &dyn Fn(Place) -> bool) {
         let mut writer = self.writer.lock();
         let before = self.current(&writer).map_or(0, Array::size);
         self.sweep(&mut writer, stale);
         let size = match before {
-            // Where a third is free or was removed, a new array of the same size will do.
+            // If a third is free or was removed, a new array of the same size will do.
             size if (writer.len + 1) * 9 <= size * 6 => size,
             size => (size * 8 / 7).max((writer.len + 1) * 4 / 3).max(15),
         };
@@ -388,7 +391,7 @@ impl<K> Table<K> {
     fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
         let Some(newest) = self.current(writer) else { return };
         let Some(older) = newest.older() else { return };
-        // Once more when the last reader leaves.
+        // The last reader that leaves tries again.
         self.epoch.set_pending(true);
         let live: usize = arrays(Some(older)).map(Array::live).sum();
         if !newest.has_room(live) || !self.epoch.close() {
@@ -398,7 +401,7 @@ impl<K> Table<K> {
         // SAFETY: the table owns its arrays, and no reader is in a section since `close` returned
         // true.
         while let Some(array) = unsafe { at.as_ref() } {
-            // SAFETY: the lock is held and nobody is in a section.
+            // SAFETY: this thread holds the lock, and no thread is in a section.
             unsafe { array.move_to(newest) };
             array.next.store(writer.ready, Ordering::Relaxed);
             writer.ready = at;
@@ -415,14 +418,14 @@ impl<K> Table<K> {
         }
     }
 
-    /// Removes the keys whose places are `gone`. They are dropped by [`Table::harvest`].
+    /// Removes the keys whose places are `gone`. [`Table::harvest`] drops them.
     pub fn remove_all(&self, gone: &dyn Fn(Place) -> bool) {
         self.sweep(&mut self.writer.lock(), gone);
     }
 
-    /// Drops removed keys, and frees arrays, that nobody reads any more. Runs the program's code: the
-    /// caller holds no lock. What a key's drop leaves here, the harvest that dropped it takes: see
-    /// [`Harvesting`].
+    /// Drops removed keys, and frees arrays, that no reader can read any more. Runs the program's
+    /// code, so the caller holds no lock. The outer harvest takes what a key's drop leaves here:
+    /// see [`Harvesting`].
     #[inline]
     pub fn harvest(&self) {
         if self.epoch.pending() {
@@ -468,7 +471,7 @@ impl<K> Table<K> {
             || !writer.waiting.is_null()
     }
 
-    /// Moves on what waits for readers.
+    /// Moves on the keys and arrays that wait for readers.
     fn pass(&self, writer: &mut Guard<'_, Writer<K>>) {
         let newest = self.current(writer);
         for _ in 0..2 {
@@ -488,7 +491,7 @@ impl<K> Table<K> {
             }
             arrays(newest).for_each(Array::end_wait);
             let mut at = std::mem::replace(&mut writer.waiting, null_mut());
-            // SAFETY: retired arrays are the table's own until they are freed.
+            // SAFETY: retired arrays belong to the table until they are freed.
             while let Some(array) = unsafe { at.as_ref() } {
                 let next = array.next.swap(writer.ready, Ordering::Relaxed);
                 writer.ready = at;
@@ -507,17 +510,17 @@ impl<K> Table<K> {
         self.writer.release();
     }
 
-    /// In a forked child, whose only thread is the caller: the parent's readers do not exist.
+    /// Forgets the parent's readers in a forked child, whose only thread is the caller.
     pub fn reset_in_child(&self) {
-        // A thread that forked inside a key's code still reads: then the counters stay as they are,
+        // A thread that forked inside a key's code still reads. Then the counters stay as they are,
         // and what the child removes may never be freed.
         if sections_open() == 0 {
             self.epoch.forget_readers();
         }
     }
 
-    /// In a child whose fork handlers did not run: frees the lock. `true`: it was held, so the
-    /// table may be half changed, and is empty now; its memory is lost.
+    /// Frees the lock in a child whose fork handlers did not run. Returns `true` if it was held:
+    /// the table may have been half changed, so it is empty now, and its memory is lost.
     pub fn recover(&self) -> bool {
         let held = self.writer.reset_in_child();
         if held {
@@ -530,8 +533,8 @@ impl<K> Table<K> {
     }
 }
 
-/// The entry with this key. `early` is told each place before its key is compared; `other` is told
-/// the slots of the same hash whose keys differ. The caller is in a section.
+/// Returns the entry with this key. Calls `early` with each place before it compares the key, and
+/// `other` with the slots of the same hash whose keys differ. The caller is in a section.
 #[inline]
 fn locate<'a, K, Q, P>(
     newest: Option<&'a Array<K>>,
@@ -547,7 +550,7 @@ where
     for array in arrays(newest) {
         for hit in array.probe(hash) {
             let prepared = early(hit.place);
-            // SAFETY: hit just now; the caller is in a section.
+            // SAFETY: found just now, and the caller is in a section.
             if unsafe { hit.equals(key) } {
                 return Some((hit, prepared));
             }
@@ -557,16 +560,16 @@ where
     None
 }
 
-/// The entry with a place. Under the lock.
+/// Returns the entry with a place. Under the lock.
 fn at_place<K>(newest: Option<&Array<K>>, hash: u32, place: Place) -> Option<Hit<'_, K>> {
     arrays(newest).find_map(|array| array.probe(hash).find(|hit| hit.place.same(place)))
 }
 
-/// Whether every entry of this hash is among those that were compared. Under the lock.
+/// Returns whether the writer compared with every entry of this hash. Under the lock.
 fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -> bool {
     let mut next = 0;
     for hit in arrays(newest).flat_map(|array| array.probe(hash)) {
-        // Both are in the order of the search; some that were compared may be gone.
+        // Both are in the order of the search. Some compared entries may be gone.
         while next < compared.len && compared.get(next) != hit.id() {
             next += 1;
         }
@@ -581,12 +584,13 @@ fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -
 impl<K> Drop for Table<K> {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            // What was removed, and nobody was told of yet. Of what is there nobody is told.
+            // Calls the listener for removed keys. The keys that are still in the table are not
+            // reported.
             self.harvest();
         }
         let newest = self.newest.load(Ordering::Relaxed);
         let writer = self.writer.get_mut();
-        // SAFETY: all are the table's own, which nobody else can reach any more.
+        // SAFETY: all arrays belong to the table, and no other thread can reach it any more.
         for array in arrays(unsafe { newest.as_ref() }) {
             array.next.store(array.older.load(Ordering::Relaxed), Ordering::Relaxed);
         }

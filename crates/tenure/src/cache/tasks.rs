@@ -1,4 +1,5 @@
-//! Tasks that wait for an event, and what a task that makes a value polls meanwhile. Nothing here blocks a thread.
+//! Tasks that wait for an event, and the detection of what a task polls while it makes a value.
+//! Nothing here blocks a thread.
 
 #![allow(unsafe_code, reason = "a list of wakers without a lock")]
 
@@ -11,17 +12,18 @@ use std::ptr::null_mut;
 use std::task::{Context, Poll, Waker};
 
 thread_local! {
-    /// The flights whose makers this thread polls or drops, one inside the other. Each thread's own: a future that is
-    /// polled inside another one is on its thread.
+    /// Each thread's own: the flights whose makers it polls or drops, one inside the other. A
+    /// future that is polled inside another one is on the same thread.
     static POLLED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether the calling code is part of what makes this flight's value, as a task.
+/// Returns whether the calling code is part of the task that makes this flight's value.
 pub(super) fn is_polled_here(flight: usize) -> bool {
     POLLED.try_with(|polled| polled.borrow().contains(&flight)).unwrap_or(false)
 }
 
-/// What makes a flight's value: whatever it polls finds that out, and whatever is dropped with it.
+/// Awaits `make`, which makes a flight's value. [`is_polled_here`] is true for all code that it
+/// polls, and for all code that is dropped with it.
 pub(super) async fn polled<T>(flight: usize, make: impl Future<Output = T>) -> T {
     let make = pin!(Some(make));
     let mut maker = Maker { flight, make };
@@ -30,15 +32,15 @@ pub(super) async fn polled<T>(flight: usize, make: impl Future<Output = T>) -> T
 
 struct Maker<'a, F> {
     flight: usize,
-    /// `None` at the end only.
+    /// `None` only at the end.
     make: Pin<&'a mut Option<F>>,
 }
 
-/// While it lives, the calling thread polls what makes a flight's value, or drops it.
+/// While it lives, the calling thread polls the future that makes a flight's value, or drops it.
 struct Polling;
 
 impl Polling {
-    /// `None`: the thread is ending.
+    /// Returns `None` if the thread is ending.
     fn begin(flight: usize) -> Option<Polling> {
         POLLED.try_with(|polled| polled.borrow_mut().push(flight)).ok().map(|()| Polling)
     }
@@ -59,7 +61,7 @@ impl<F: Future> Maker<'_, F> {
 
 impl<F> Drop for Maker<'_, F> {
     fn drop(&mut self) {
-        // What is dropped with it may ask for the flight's value: the thread would wait for itself.
+        // The future's drop may ask for the flight's value: the thread would wait for itself.
         let _polling = Polling::begin(self.flight);
         self.make.set(None);
     }
@@ -67,43 +69,45 @@ impl<F> Drop for Maker<'_, F> {
 
 /// The tasks that wait for an event that comes once.
 pub(super) struct Tasks {
-    /// The last place that was made, or [`OVER`].
+    /// The newest place, or [`OVER`].
     last: AtomicPtr<Waiter>,
-    /// The last place that was made before the event came.
+    /// The newest place before the event came.
     last_before_end: AtomicPtr<Waiter>,
-    /// Places, and how many of them are nobody's; a moment late.
+    /// The number of places, and how many of them are free. Both lag a moment behind.
     places: AtomicU32,
     free: AtomicU32,
 }
 
-/// A task's place in the list. It is freed with the list, so whoever has the list may look at all places.
+/// A task's place in the list. It is freed with the list, so any holder of the list may look at all
+/// places.
 struct Waiter {
     state: AtomicU32,
-    /// Of the task that has the place, while the state is [`BUSY`]; of the event, when it has made it
-    /// [`ENDED`] from [`WAITS`]. Otherwise nobody's to look at.
+    /// Belongs to the task that has the place while the state is [`BUSY`], and to the event after
+    /// it changed the state from [`WAITS`] to [`ENDED`]. Otherwise no thread may look at it.
     waker: UnsafeCell<Option<Waker>>,
     before: *mut Waiter,
 }
 
-/// Nobody has the place.
+/// No task has the place.
 const FREE: u32 = 0;
 /// The task that has the place changes its waker.
 const BUSY: u32 = 1;
-/// The waker is there.
+/// The place has a waker.
 const WAITS: u32 = 2;
-/// The event has come. It stays so.
+/// The event has come. The state stays so.
 const ENDED: u32 = 3;
 
-/// The event has come. Places are allocated, so none lies at this address.
+/// The event has come. Places are allocated, so no place has this address.
 const OVER: *mut Waiter = std::ptr::without_provenance_mut(1);
 
-// SAFETY: a `Waker` is `Send`; who may look at it when, the state says.
+// SAFETY: a `Waker` is `Send`, and the state decides which thread may look at it.
 unsafe impl Send for Waiter {}
-// SAFETY: as above; `before` does not change once others see the place.
+// SAFETY: the state decides which thread may look at the waker. `before` does not change after
+// other threads can see the place.
 unsafe impl Sync for Waiter {}
-// SAFETY: what the list leads to may be used and dropped by any thread.
+// SAFETY: any thread may use and drop the places of the list.
 unsafe impl Send for Tasks {}
-// SAFETY: the list changes by atomic exchanges only, and its places are freed by its drop only.
+// SAFETY: the list changes only by atomic exchanges, and only its drop frees its places.
 unsafe impl Sync for Tasks {}
 
 impl Tasks {
@@ -116,7 +120,7 @@ impl Tasks {
         }
     }
 
-    /// Ends with the event, or when the event `may_come` no more.
+    /// Returns after the event, or as soon as `may_come` returns `false`.
     pub async fn end(&self, may_come: impl Fn() -> bool) {
         let mut waiting = Waiting { tasks: self, place: None, known: None };
         poll_fn(|context| match may_come() && waiting.poll(context.waker()) {
@@ -126,9 +130,9 @@ impl Tasks {
         .await;
     }
 
-    /// A place for a waker. `None`: the event has come.
+    /// Adds a place for a waker. Returns `None` if the event has come.
     fn add(&self, waker: Waker) -> Option<&Waiter> {
-        // Tasks that were dropped leave places: no more of them than tasks that wait, and one.
+        // Dropped tasks leave free places: at most as many as waiting tasks, and one more.
         let mut waker = Some(waker);
         if self.free.load(Ordering::Relaxed) > self.places.load(Ordering::Relaxed) / 2 {
             let last = self.last.load(Ordering::Acquire);
@@ -143,11 +147,11 @@ impl Tasks {
         let mut before = self.last.load(Ordering::Acquire);
         loop {
             if before == OVER {
-                // SAFETY: made above, and not given out.
+                // SAFETY: made above, and not published.
                 drop(unsafe { Box::from_raw(place) });
                 return None;
             }
-            // SAFETY: made above, and not given out: the exchange below has not come to pass.
+            // SAFETY: made above, and not published: the exchange below has not succeeded.
             unsafe { (*place).before = before };
             let (last, order) = (&self.last, Ordering::AcqRel);
             match last.compare_exchange_weak(before, place, order, Ordering::Acquire) {
@@ -156,11 +160,12 @@ impl Tasks {
             }
         }
         self.places.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: in the list now, and freed with it.
+        // SAFETY: the place is in the list now, and freed with it.
         Some(unsafe { &*place })
     }
 
-    /// The event comes: wakes all, each under no lock. A wake that panics keeps nobody from theirs.
+    /// The event comes: wakes all tasks, under no lock. A wake that panics does not keep the others
+    /// from theirs.
     pub fn wake_all(&self) {
         let last = self.last.swap(OVER, Ordering::AcqRel);
         if last == OVER {
@@ -171,10 +176,11 @@ impl Tasks {
             if place.state.swap(ENDED, Ordering::AcqRel) != WAITS {
                 continue;
             }
-            // SAFETY: the state says so: this call, the only one to make it `ENDED`, has found `WAITS`.
+            // SAFETY: the state allows it: only this call sets `ENDED`, and it found `WAITS`.
             let waker = place.waker.with_mut(|waker| unsafe { (*waker).take() });
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.map(Waker::wake))) {
-                // Who made the value is not to blame, and may unwind already. Its drop could panic too.
+                // The maker did not cause the panic, and may unwind already. The drop of the
+                // payload could panic too.
                 std::mem::forget(panic);
             }
         }
@@ -183,19 +189,19 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // Nobody is woken: nobody waits for what nobody has.
+        // No task waits here, so the drop wakes none.
         let last = self.last.load(Ordering::Relaxed);
         let ended = last == OVER;
         let mut at = if ended { self.last_before_end.load(Ordering::Relaxed) } else { last };
         while !at.is_null() {
-            // SAFETY: from `Box::into_raw` in `add`, and nobody else has the list.
+            // SAFETY: from `Box::into_raw` in `add`, and only this thread has the list.
             let place = unsafe { Box::from_raw(at) };
             at = place.before;
         }
     }
 }
 
-/// The places of a list, from one on to the first that was made.
+/// The places of a list, from one to the oldest.
 struct Places<'a> {
     at: *mut Waiter,
     _tasks: &'a Tasks,
@@ -210,7 +216,8 @@ impl<'a> Places<'a> {
 impl<'a> Iterator for Places<'a> {
     type Item = &'a Waiter;
     fn next(&mut self) -> Option<&'a Waiter> {
-        // SAFETY: null, or a place of the list, which is freed with it; its maker's writes were released with it.
+        // SAFETY: the pointer is null, or a place of the list, which is freed with it. The release
+        // of its exchange published the place.
         let place = unsafe { self.at.as_ref() }?;
         self.at = place.before;
         Some(place)
@@ -218,35 +225,36 @@ impl<'a> Iterator for Places<'a> {
 }
 
 impl Waiter {
-    /// The right to the waker, for the task that has the place, or (from [`FREE`]) that takes it.
+    /// Takes the right to the waker, for the task that has the place, or (from [`FREE`]) that takes
+    /// it.
     fn take(&self, from: u32) -> bool {
         self.state.compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Exchanges the waker, and gives the right to it away. `false`: the event has come.
+    /// Exchanges the waker, and gives up the right to it. Returns `false` if the event has come.
     fn give(&self, waker: &mut Option<Waker>, to: u32) -> bool {
-        // SAFETY: the caller has the right to it, from `take`.
+        // SAFETY: the caller has the right to the waker, from `take`.
         self.waker.with_mut(|place| unsafe { std::ptr::swap(place, waker) });
         if self.state.compare_exchange(BUSY, to, Ordering::Release, Ordering::Relaxed).is_ok() {
             return true;
         }
-        // SAFETY: the event found it `BUSY`, and leaves the waker to this task for ever.
+        // SAFETY: the event found the state `BUSY`, so it leaves the waker to this task for ever.
         let new = self.waker.with_mut(|place| unsafe { (*place).take() });
         drop(new);
         false
     }
 }
 
-/// A task that waits.
+/// A waiting task.
 struct Waiting<'a> {
     tasks: &'a Tasks,
     place: Option<&'a Waiter>,
-    /// The waker in the place: a runtime polls more often than it changes it.
+    /// The waker in the place: a runtime polls more often than it changes the waker.
     known: Option<Waker>,
 }
 
 impl Waiting<'_> {
-    /// `false`: the event has come.
+    /// Returns `false` if the event has come.
     fn poll(&mut self, waker: &Waker) -> bool {
         if self.known.as_ref().is_some_and(|known| known.will_wake(waker)) {
             return self.place.is_some_and(|place| place.state.load(Ordering::Acquire) != ENDED);
@@ -271,6 +279,6 @@ impl Drop for Waiting<'_> {
         if place.give(&mut waker, FREE) {
             self.tasks.free.fetch_add(1, Ordering::Relaxed);
         }
-        // The waker is dropped here, by the program's code: the place is free already.
+        // This drops the waker, by the program's code. The place is free already.
     }
 }

@@ -12,9 +12,10 @@ use std::hash::{BuildHasher, Hash};
 use std::time::{Duration, Instant};
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
-    /// Puts a value under a key, in the place of the one before, with a time to live of its own: the cache returns it
-    /// until `time` is over, in whole milliseconds. It replaces the cache's time to live, shorter or longer. A
-    /// time of zero ends at once, and [`Duration::MAX`] never. The cache's time to idle counts all the same.
+    /// Puts a value under a key, with its own time to live: the cache returns the value until
+    /// `time` is over, in whole milliseconds. It replaces the value that the key had. The value's
+    /// own time replaces the cache's time to live, shorter or longer. A time of zero ends at once,
+    /// and [`Duration::MAX`] never. The cache's time to idle still applies.
     ///
     /// ```
     /// use std::time::Duration;
@@ -27,8 +28,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::insert`], a look at the clock, and 8 bytes more than a value without a time to live. From the
-    /// first such value on, [`Cache::contains_key`] reads headers.
+    /// As [`Cache::insert`], one read of the clock, and 8 bytes more than a value without a time to
+    /// live. From the first such value on, [`Cache::contains_key`] reads headers.
     ///
     /// # Errors
     /// As [`Cache::insert`].
@@ -38,8 +39,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.put(key, value, Some(time))
     }
 
-    /// Does what [`Cache::get_or_try_insert_with`] does, for a `make` that says how long the value lives, as
-    /// [`Cache::insert_with_time_to_live`]. `None`: as long as the cache's time to live says.
+    /// Does what [`Cache::get_or_try_insert_with`] does, for a `make` that also returns how long
+    /// the value lives, as in [`Cache::insert_with_time_to_live`]. `None`: the cache's time to
+    /// live.
     ///
     /// ```
     /// use std::time::Duration;
@@ -54,7 +56,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::get_or_insert_with`], and as [`Cache::insert_with_time_to_live`] for the value made.
+    /// As [`Cache::get_or_insert_with`], and as [`Cache::insert_with_time_to_live`] for the value
+    /// made.
     ///
     /// # Errors
     /// What `make` returned, or as [`Cache::get_or_insert_with`].
@@ -74,8 +77,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.find_or_make(key, make)
     }
 
-    /// Does what [`Cache::get_or_try_insert_async`] does, for a `make` that says how long the value lives, as
-    /// [`Cache::get_or_try_insert_with_time_to_live`].
+    /// Does what [`Cache::get_or_try_insert_async`] does, for a `make` that also returns how long
+    /// the value lives, as in [`Cache::get_or_try_insert_with_time_to_live`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -86,7 +89,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::get_or_insert_async`], and as [`Cache::insert_with_time_to_live`] for the value made.
+    /// As [`Cache::get_or_insert_async`], and as [`Cache::insert_with_time_to_live`] for the value
+    /// made.
     ///
     /// # Errors
     /// What `make` returned, or as [`Cache::get_or_insert_async`].
@@ -112,7 +116,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Ok(())
             }
             Err((key, error)) => {
-                // Not the old value under a key that was to have a new one.
+                // The key must not keep its old value after a failed insert.
                 self.remove(&key);
                 Err(error)
             }
@@ -143,7 +147,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
-                // Before the value is returned: it would be lost, pinned, if the drop of a key panicked.
+                // Before the value is returned: if the drop of a key panicked, the value would be
+                // lost, and stay pinned.
                 drop(landing);
                 inner.shards.of(hash).table.harvest();
                 return Ok(value);
@@ -178,7 +183,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
-                // Before the value is returned: it would be lost, pinned, if the drop of a key panicked.
+                // Before the value is returned: if the drop of a key panicked, the value would be
+                // lost, and stay pinned.
                 drop(landing);
                 inner.shards.of(hash).table.harvest();
                 return Ok(value);

@@ -1,22 +1,22 @@
 //! Small caches without values, which try settings of the policy on a sample of the keys.
 //!
-//! Which settings are best depends on the program: a loop wants a cache that holds on to what it has, news
-//! want one that forgets. Each trial plays the same requests with settings of its own, and the cache takes the
-//! settings of the trial that has found most lately. All memory is taken at once.
+//! The best settings depend on the program: a loop needs a cache that keeps what it has, news need
+//! one that forgets. Each trial plays the same requests with its own settings, and the cache takes
+//! the settings of the trial with the most recent hits. All memory is taken at once.
 
 use super::place::MOST_USES;
 
-/// What can be set about the policy.
+/// The settings of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     /// The part of the cache that is for new values, in 1024ths.
     pub probation: u64,
-    /// How long a ghost brings its value back into the protected part: until so many eighths of the
-    /// cache were evicted, and the one that has begun.
+    /// How long a ghost brings its value back into the protected part: until this many eighths of
+    /// the cache were evicted after the eighth in which the value went.
     pub memory: u16,
 }
 
-/// From what holds on most to what forgets most. The cache begins with [`START`].
+/// From the settings that keep most to those that forget most. The cache begins with [`START`].
 pub(super) const SETTINGS: [Settings; 6] = [
     Settings { probation: 20, memory: 0 },
     Settings { probation: 20, memory: 1 },
@@ -28,18 +28,19 @@ pub(super) const SETTINGS: [Settings; 6] = [
 pub(super) const START: usize = 2;
 const COUNT: usize = SETTINGS.len();
 
-/// As many values as a trial is to have room for.
+/// The number of values that a trial should have room for.
 pub(super) const VALUES: u64 = 256;
-/// Keys that are known, in all trials together.
+/// The number of known keys, in all trials together.
 const NODES: usize = 1536;
 const CHAINS: usize = 512;
 const NONE: u16 = u16::MAX;
 
-/// Requests after which the trials are compared, and earlier hits count a little less.
+/// The number of requests between two comparisons of the trials. At each one earlier hits count a
+/// little less.
 const ROUND: u32 = 32;
 const FADING: f32 = 0.99;
-/// By how many hits another trial must be ahead, so that chance alone does not change the settings: 0.2 % of
-/// the requests that count.
+/// How many hits another trial must be ahead, so that chance alone does not change the settings:
+/// 0.2 % of the requests that count.
 const AHEAD: f32 = 0.002 * ROUND as f32 / (1.0 - FADING);
 
 /// Where a key is in one trial.
@@ -51,14 +52,13 @@ enum Part {
     None,
 }
 
-/// A key.
 #[derive(Clone, Copy)]
 struct Node {
     hash: u32,
     bytes: u32,
     /// The next of its chain, or of the free ones.
     next: u16,
-    /// In how many trials it is.
+    /// The number of trials that know the key.
     known: u16,
 }
 
@@ -85,10 +85,10 @@ pub(super) struct Trials {
     nodes: Box<[Node]>,
     chains: Box<[u16]>,
     free: u16,
-    /// Of each trial one for each key.
+    /// For each trial, one seat for each key.
     seats: Box<[Seat]>,
     lines: [[Line; 3]; COUNT],
-    /// Hits, the fewer the longer ago.
+    /// Hits of each trial. Older hits count less.
     hits: [f32; COUNT],
     requests: u32,
     best: usize,
@@ -102,7 +102,7 @@ fn filled<T: Clone>(value: T, len: usize) -> Option<Box<[T]>> {
 }
 
 impl Trials {
-    /// `None`: the memory for it was refused.
+    /// Returns `None` if the kernel refused the memory.
     pub fn new() -> Option<Trials> {
         let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
         let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
@@ -120,7 +120,7 @@ impl Trials {
         Some(trials)
     }
 
-    /// Begins again with empty caches; the settings stay.
+    /// Begins again with empty caches. The settings stay.
     pub fn reset(&mut self) {
         self.chains.fill(NONE);
         for (at, node) in self.nodes.iter_mut().enumerate() {
@@ -139,8 +139,8 @@ impl Trials {
         + NODES * (size_of::<Node>() + COUNT * size_of::<Seat>())
         + CHAINS * size_of::<u16>()) as u64;
 
-    /// Plays a request in caches of `room` bytes; `average`: the size of a value. Answers the number of the
-    /// best settings now.
+    /// Plays a request in caches of `room` bytes. `average`: the size of a value. Returns the
+    /// number of the best settings now.
     pub fn request(&mut self, hash: u32, bytes: u32, room: u64, average: u32) -> usize {
         let Some(node) = self.find_or_make(hash, bytes) else { return self.best };
         self.nodes[node as usize].known += 1;
@@ -170,7 +170,7 @@ impl Trials {
             }
             at = node.next;
         }
-        // Ghosts go first when there are too many keys.
+        // If there are too many keys, ghosts go first.
         for trial in (0..COUNT).cycle().take(64 * COUNT) {
             if self.free != NONE {
                 break;
@@ -189,7 +189,7 @@ impl Trials {
         Some(at)
     }
 
-    /// One thing less knows the key.
+    /// One trial, or the request, no longer knows the key.
     fn let_go(&mut self, node: u16) {
         let Node { hash, next, known, .. } = self.nodes[node as usize];
         self.nodes[node as usize].known = known - 1;
@@ -234,7 +234,7 @@ impl Trials {
             return;
         }
         while self.bytes(trial) + bytes > room && self.evict(trial, room, average) {}
-        // While there is room, what probation has no room for is protected.
+        // While there is room, the trial protects what probation has no room for.
         while self.is_full(trial, room) && self.bytes(trial) + 2 * bytes + room / 64 < room {
             let first = self.lines[trial][Part::Probation as usize].first;
             self.leave(trial, first);
@@ -250,7 +250,7 @@ impl Trials {
         line(Part::Probation) + line(Part::Protected)
     }
 
-    /// Whether probation has more than its part.
+    /// Returns whether probation has more than its part.
     fn is_full(&self, trial: usize, room: u64) -> bool {
         let probation = &self.lines[trial][Part::Probation as usize];
         probation.first != NONE && probation.bytes > room * SETTINGS[trial].probation / 1024
@@ -321,13 +321,13 @@ impl Trials {
     }
 }
 
-/// How many uses keep a value of so many bytes: a large one takes the place of several.
+/// Returns how many uses keep a value of this length: a large value takes the place of several.
 pub(super) fn cost(bytes: usize, average: u32) -> u32 {
     let average = average.max(1) as usize;
     ((bytes + average / 2) / average).clamp(1, MOST_USES as usize) as u32
 }
 
-/// Whether a value of this cost is protected at once when it comes back.
+/// Returns whether a value of this cost is protected at once when it comes back.
 pub(super) fn comes_back(cost: u32) -> bool {
     cost <= 2
 }

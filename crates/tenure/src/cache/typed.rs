@@ -13,9 +13,9 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A type that is nothing but its bytes: a number, an array of them, a structure of them.
+/// A type that consists of nothing but its bytes: a number, an array of them, a structure of them.
 ///
-/// Numbers and arrays of plain types have it. For a type of your own:
+/// Numbers and arrays of plain types implement it. For a type of your own:
 ///
 /// ```
 /// #[derive(Clone, Copy)]
@@ -29,8 +29,8 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Safety
-/// Any bytes are a valid value of the type, it has no padding, and it can be changed through no shared reference.
-/// (`bytemuck::Pod` asks for as much.)
+/// Any bytes are a valid value of the type, it has no padding, and no code can change it through a
+/// shared reference. (`bytemuck::Pod` has the same conditions.)
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
@@ -47,10 +47,11 @@ plain!(u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64);
 // SAFETY: an array has nothing between its elements, which are plain.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// A [`Cache`] whose values are slices of `T`: a get lends a `[T]`, and copies nothing.
+/// A [`Cache`] whose values are slices of `T`. A get lends a `[T]` and copies nothing.
 ///
-/// It is a handle to the cache that it was made of by [`Cache::typed`], and the cache ends with the last handle, of
-/// either kind. What it has no method for, [`TypedCache::cache`] has.
+/// It is a handle to the cache from which [`Cache::typed`] made it. The cache ends with the last
+/// handle of either kind. [`TypedCache::cache`] returns the cache of bytes, for calls that this
+/// type does not have.
 ///
 /// ```
 /// let embeddings = tenure::Cache::<u64>::new()?.typed::<f32>();
@@ -77,45 +78,47 @@ impl<K, T, S> fmt::Debug for TypedCache<K, T, S> {
     }
 }
 
-/// A value's bytes follow its header and its times, which begin at a multiple of the unit.
+/// A value's bytes follow its header and its times, so they begin at a multiple of the unit.
 const _: () = assert!(HEADER % UNIT == 0 && TIME % UNIT == 0);
 
-/// What the cache can lend: fails the build for other types.
+/// Checks that the cache can lend a `T`. Fails the build for other types.
 const fn fits<T>() {
     assert!(size_of::<T>() > 0, "a value of a cache has bytes: this type has none");
     assert!(align_of::<T>() <= UNIT, "values lie at multiples of 8 bytes: this type needs more");
 }
 
 fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
-    // SAFETY: the bytes are those of the slice, which is borrowed as long. A plain type has no padding, so all of them
-    // are written.
+    // SAFETY: the bytes are those of the slice, which is borrowed as long. A plain type has no
+    // padding, so all of them are written.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Whether the bytes lie where a `T` may lie.
+/// Returns whether a `T` may lie at the address of the bytes.
 fn is_aligned<T>(bytes: &[u8]) -> bool {
     bytes.as_ptr().cast::<T>().is_aligned()
 }
 
-/// The bytes as values; they are [aligned](is_aligned).
+/// Returns the bytes as values. They are [aligned](is_aligned).
 fn shown<T: Plain>(bytes: &[u8]) -> &[T] {
     assert!(is_aligned::<T>(bytes));
-    // SAFETY: the bytes are borrowed as long as the slice, aligned for it as asserted, and enough for that many. Any
-    // bytes are a value of a plain type, which nobody can change through the reference.
+    // SAFETY: the bytes are borrowed as long as the slice. They are aligned for it, as asserted,
+    // and long enough for that many values. Any bytes are a value of a plain type, and no code can
+    // change it through the reference.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
 fn copied<T: Plain>(bytes: &[u8]) -> Arc<[T]> {
     let value = |bytes: &[u8]| {
         assert_eq!(bytes.len(), size_of::<T>());
-        // SAFETY: there are as many bytes as a `T` has, as asserted. Any bytes are a value of a plain type, and the
-        // read asks for no alignment.
+        // SAFETY: there are as many bytes as a `T` has, as asserted. Any bytes are a value of a
+        // plain type, and `read_unaligned` needs no alignment.
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     };
     bytes.chunks_exact(size_of::<T>()).map(value).collect()
 }
 
-/// A slice of `T` that a [`TypedCache`] lends, as [`Value`] lends bytes: it stays as it is while this lives.
+/// A slice of `T` that a [`TypedCache`] lends, as [`Value`] lends bytes. It does not change while
+/// this lives.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?.typed::<u32>();
@@ -125,12 +128,12 @@ fn copied<T: Plain>(bytes: &[u8]) -> Arc<[T]> {
 /// ```
 pub struct TypedValue<'a, T> {
     value: Value<'a>,
-    /// What is shown instead, where the value is a copy outside the cache that is not aligned.
+    /// Aligned values, used instead if the value is an unaligned copy outside the cache.
     aligned: Option<Arc<[T]>>,
 }
 
-/// A slice of `T` that does not borrow its cache, as [`OwnedValue`]: for tasks and other threads. Its clones are
-/// handles to the same memory.
+/// A slice of `T` that does not borrow its cache, as [`OwnedValue`], for tasks and other threads.
+/// Its clones are handles to the same memory.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?.typed::<u32>();
@@ -145,7 +148,7 @@ pub struct OwnedTypedValue<T> {
 }
 
 impl<'a, T: Plain> TypedValue<'a, T> {
-    /// `None`: the bytes are no whole number of `T`s.
+    /// Returns `None` if the bytes are not a whole number of `T`s.
     fn new(value: Value<'a>) -> Option<Self> {
         if value.len() % size_of::<T>() != 0 {
             return None;
@@ -214,8 +217,9 @@ impl<T: Plain + fmt::Debug> fmt::Debug for OwnedTypedValue<T> {
 }
 
 impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
-    /// Returns this handle as one whose values are slices of `T`: numbers, arrays, or your own [`Plain`] type. A type
-    /// without bytes, or one that needs more than 8 bytes of alignment, does not build.
+    /// Returns this handle as one whose values are slices of `T`: numbers, arrays, or your own
+    /// [`Plain`] type. A type without bytes, or one that needs more than 8 bytes of alignment, does
+    /// not compile.
     ///
     /// ```
     /// use std::time::Duration;
@@ -234,7 +238,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
 }
 
 impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
-    /// Returns the cache of bytes, for what has no types: keys, removal, statistics.
+    /// Returns the cache of bytes, for calls that need no type: keys, removal, statistics.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?.typed::<u32>();
@@ -247,8 +251,8 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
         &self.cache
     }
 
-    /// Returns the value under a key, pinned, as [`Cache::get`]. Returns `None` also if the value was put in as bytes
-    /// that are no whole number of `T`s.
+    /// Returns the value under a key, pinned, as [`Cache::get`]. Also returns `None` if the value
+    /// was put in as bytes that are not a whole number of `T`s.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?.typed::<f64>();
@@ -259,7 +263,7 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::get`]. The values are not copied, but where a get of bytes returns a copy
+    /// As [`Cache::get`]. The values are not copied, except when a get of bytes returns a copy
     /// ([`Value::is_copy`]).
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<TypedValue<'_, T>>
@@ -270,7 +274,7 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
         TypedValue::new(self.cache.get(key)?)
     }
 
-    /// Puts a copy of the values under a key, in the place of those before.
+    /// Puts a copy of the values under a key. It replaces the values that the key had.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?.typed::<u32>();
@@ -287,7 +291,8 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
         self.cache.insert(key, bytes_of(values))
     }
 
-    /// Returns the value under a key; if there is none, `make` makes it, as [`Cache::get_or_insert_with`] says.
+    /// Returns the value under a key. If there is none, `make` makes it, as for
+    /// [`Cache::get_or_insert_with`].
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::new()?.typed::<u32>();
@@ -297,11 +302,11 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
     /// ```
     ///
     /// # Cost
-    /// As [`Cache::get_or_insert_with`], and one more copy of what was made.
+    /// As [`Cache::get_or_insert_with`], and one more copy of the made values.
     ///
     /// # Errors
-    /// As [`Cache::get_or_insert_with`]. `EINVAL`, too: the value there was put in as bytes that are no whole number
-    /// of `T`s.
+    /// As [`Cache::get_or_insert_with`]. Also `EINVAL`: the present value was put in as bytes that
+    /// are not a whole number of `T`s.
     ///
     /// # Panics
     /// If `make` does.

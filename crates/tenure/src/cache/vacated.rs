@@ -3,13 +3,14 @@
 use super::place::Place;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// How many places are noted of each lane. More than one: threads may have the segments of some pinned just now.
+/// How many places each lane notes. More than one, because other threads may have some of the
+/// segments pinned.
 const PLACES: usize = 8;
 
-/// Where values were that threads of a lane have overwritten.
+/// Places of values that a lane's threads have overwritten.
 pub(super) struct Vacated {
     notes: [Note; PLACES],
-    /// The note that is written next where all are in use.
+    /// The note that is written next if all are in use.
     next: AtomicU32,
 }
 
@@ -17,8 +18,8 @@ pub(super) struct Vacated {
 struct Note {
     /// See [`Place`]; 0: there is none.
     place: AtomicU64,
-    /// The bytes that it is good for, if the value was as long as the one that overwrote it. Only a hint: the value's
-    /// header tells.
+    /// The bytes that the place has, if its value was as long as the one that overwrote it. This is
+    /// only a hint: the value's header decides.
     need: AtomicU64,
 }
 
@@ -28,8 +29,8 @@ impl Vacated {
         Vacated { notes: std::array::from_fn(|_| note()), next: AtomicU32::new(0) }
     }
 
-    /// Notes a place of perhaps `need` bytes that no key leads to any more. Another one may be forgotten: it is
-    /// found when its segment is emptied.
+    /// Notes a place of perhaps `need` bytes that no key leads to any more. The call may forget
+    /// another place: the cache finds that one when it empties the segment.
     pub fn put(&self, place: Place, need: usize) {
         let free = self.notes.iter().find(|note| note.place.load(Ordering::Relaxed) == 0);
         let note = free.unwrap_or_else(|| {
@@ -37,7 +38,7 @@ impl Vacated {
             &self.notes[next as usize % self.notes.len()]
         });
         note.need.store(need as u64, Ordering::Relaxed);
-        // Release: the thread that takes it sees that the key leads elsewhere.
+        // Release: the thread that takes the note sees that the key leads elsewhere.
         note.place.store(place.0, Ordering::Release);
     }
 
@@ -50,7 +51,8 @@ impl Vacated {
         }
     }
 
-    /// Takes one of the places of `need` bytes that `look` finds good. The segment may have changed since the look.
+    /// Takes one of the places of `need` bytes that `look` finds good. The segment may have changed
+    /// since `look`.
     pub fn take(&self, need: usize, look: impl Fn(Place) -> Good) -> Option<Place> {
         self.notes.iter().find_map(|note| {
             if note.need.load(Ordering::Relaxed) != need as u64 {
@@ -58,7 +60,7 @@ impl Vacated {
             }
             let place = Place::decode(note.place.load(Ordering::Relaxed))?;
             let good = look(place);
-            // Acquire: see `put`. The exchange: no other thread has the place.
+            // Acquire: see `put`. The exchange ensures that no other thread has the place.
             let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
             let taken = good != Good::NotNow
                 && note.place.compare_exchange(place.0, 0, order, failed).is_ok();

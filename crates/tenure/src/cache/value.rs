@@ -1,4 +1,4 @@
-//! What a get returns: the value's bytes, pinned or copied.
+//! The result of a get: the value's bytes, pinned or copied.
 
 #![allow(unsafe_code, reason = "gives out bytes under a pin")]
 
@@ -8,10 +8,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// A value's bytes. They stay as they are while it lives, whatever happens to the key meanwhile.
+/// A value's bytes. They do not change while it lives, even if the key changes.
 ///
 /// Drop it soon: while it lives, the kernel cannot take the segment of 2 MiB that the bytes lie in.
-/// [`into_owned`](Value::into_owned) makes a value of it that does not borrow the cache.
+/// [`into_owned`](Value::into_owned) turns it into a value that does not borrow the cache.
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -25,7 +25,6 @@ pub struct Value<'a> {
     holder: Holder<'a>,
 }
 
-/// What keeps a value's bytes.
 enum Holder<'a> {
     /// A pin of the value's own segment.
     Alone(&'a Segment),
@@ -37,28 +36,28 @@ enum Holder<'a> {
     Uncached,
 }
 
-// SAFETY: the bytes are the value's own or those of a segment, which nobody writes while it is
-// pinned; a pin and a token may be given back on any thread.
+// SAFETY: the bytes are the value's own or those of a pinned segment, and no thread writes them. A
+// pin and a token may be given back on any thread.
 unsafe impl Send for Value<'_> {}
-// SAFETY: a shared value is only read: its bytes do not change while it is pinned.
+// SAFETY: a shared value is only read, and its bytes do not change while it is pinned.
 unsafe impl Sync for Value<'_> {}
 
 impl<'a> Value<'a> {
-    /// Bytes of a segment that the caller has pinned; the value takes the pin over, and a token if
-    /// the caller has taken one for it.
+    /// Returns a value with bytes of a segment that the caller has pinned. The value takes over the
+    /// pin, and the token if the caller has one for it.
     #[inline]
     pub(super) fn pinned(segment: &'a Segment, bytes: &'a [u8], token: bool) -> Self {
         let holder = if token { Holder::Token(segment) } else { Holder::Alone(segment) };
         Value { bytes: NonNull::from(bytes), holder }
     }
 
-    /// A copy of a value; `cached`: the cache has it too.
+    /// Returns a value with its own bytes. `cached`: the cache also has the value.
     pub(super) fn own(bytes: Vec<u8>, cached: bool) -> Self {
         let bytes = NonNull::from(Box::leak(bytes.into_boxed_slice()));
         Value { bytes, holder: if cached { Holder::Copy } else { Holder::Uncached } }
     }
 
-    /// The segment that the bytes lie in. `None`: the bytes are the value's own.
+    /// Returns the segment that the bytes lie in. Returns `None` if the bytes are the value's own.
     pub(super) fn segment(&self) -> Option<&'a Segment> {
         match self.holder {
             Holder::Alone(segment) | Holder::Token(segment) => Some(segment),
@@ -103,7 +102,7 @@ impl Deref for Value<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: they stay while `self` does: pinned, or its own.
+        // SAFETY: the bytes stay as long as `self`: they are pinned, or its own.
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -132,7 +131,7 @@ impl Drop for Value<'_> {
                 pins::give();
             }
             Holder::Alone(segment) => segment.unpin(),
-            // SAFETY: from `Box::leak` in `own`, and nobody else has it.
+            // SAFETY: from `Box::leak` in `own`, and only this value has it.
             Holder::Copy | Holder::Uncached => drop(unsafe { Box::from_raw(self.bytes.as_ptr()) }),
         }
     }

@@ -1,10 +1,13 @@
-//! What the bytes of a cache are worth, so that of several caches the right one gives first.
+//! What the bytes of a cache are worth, so that the kernel takes the least valuable one of several
+//! caches first.
 //!
-//! A cache's hits save what its misses would cost. That time, in each second and for each byte, is the worth of its
-//! memory. What a miss costs is measured where the cache's calls make the value, or given by the program. When the
-//! worker is about to offer memory it compares the caches: those whose bytes save at least [`TIMES`] as much as those
-//! of the least worthy are *spared*, and the kernel takes the others first (`tracking/spared.rs`). With one cache, or
-//! one whose cost is known, nothing is compared. Nor is a cache with a priority of its own.
+//! A cache's hits save the time that its misses would cost. That time, in each second and for each
+//! byte, is the worth of its memory. The cache measures what a miss costs in the calls that make
+//! values, or the program sets it. When the worker is about to offer memory, it compares the
+//! caches. Those whose bytes save at least [`TIMES`] as much as those of the least worthy are
+//! *spared*: the kernel takes the others first (`tracking/spared.rs`). If there is one cache, or
+//! the cost of only one is known, the worker compares nothing. A cache with its own priority takes
+//! no part.
 
 use super::segment::SEGMENT;
 use crate::tracking::settings::Priority;
@@ -13,10 +16,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often caches are compared, and over how long their hits count.
+/// How often the worker compares caches, and for how long their hits count.
 const PACE: Duration = Duration::from_millis(250);
 const MEMORY: f64 = 4.0;
-/// So many times the least is worth sparing.
+/// A cache must be worth this many times the least to be spared.
 const TIMES: f64 = 2.0;
 /// A cache with less memory has nothing to give.
 const LEAST_BYTES: u64 = 4 * SEGMENT as u64;
@@ -27,15 +30,15 @@ const NEWEST: u64 = 8;
 pub(super) struct Worth {
     /// What a miss costs, in nanoseconds. 0: not known.
     cost: AtomicU64,
-    /// The program has said so.
+    /// The program has set the cost.
     is_given: bool,
     /// The program has set a priority.
     is_ranked: bool,
-    /// Hits up to the last comparison. The worker alone changes this, and what follows.
+    /// Hits up to the last comparison. Only the worker changes this field and those that follow.
     hits: AtomicU64,
-    /// Hits in a second, the bits of an `f64`.
+    /// Hits in a second, as the bits of an `f64`.
     rate: AtomicU64,
-    /// Nanoseconds that a byte saves in a second, the bits of an `f64`. 0: not known.
+    /// Nanoseconds that a byte saves in a second, as the bits of an `f64`. 0: not known.
     worth: AtomicU64,
     is_spared: AtomicBool,
 }
@@ -53,17 +56,18 @@ impl Worth {
         }
     }
 
-    /// What a miss costs, in nanoseconds. 0: not known.
+    /// Returns what a miss costs, in nanoseconds. 0: not known.
     pub fn cost(&self) -> u64 {
         self.cost.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel is to take others' memory first.
+    /// Returns whether the kernel should take other caches' memory first.
     pub fn is_spared(&self) -> bool {
         self.is_spared.load(Ordering::Relaxed)
     }
 
-    /// A value was made, in so much time. Of two threads at once one may not count.
+    /// Counts the time in which a value was made. If two threads count at once, one of them may be
+    /// lost.
     pub fn made(&self, took: Duration) {
         if self.is_given {
             return;
@@ -76,12 +80,12 @@ impl Worth {
         self.cost.store(cost.max(1), Ordering::Relaxed);
     }
 
-    /// Hits since the last comparison, all `hits` by now.
+    /// Returns the hits since the last comparison. `hits`: all hits so far.
     fn news(&self, hits: u64) -> u64 {
         hits.saturating_sub(self.hits.swap(hits, Ordering::Relaxed))
     }
 
-    /// The worth, after so many hits in so much time, of so many bytes.
+    /// Follows the worth, after this many hits in this many seconds, of this many bytes.
     fn follow(&self, hits: u64, seconds: f64, bytes: u64) {
         let newest = (seconds / MEMORY).min(1.0);
         let before = f64::from_bits(self.rate.load(Ordering::Relaxed));
@@ -98,25 +102,26 @@ impl Worth {
 }
 
 fn nanoseconds(time: Duration) -> u64 {
-    // Less than a nanosecond is a known cost, too; more than a day is not multiplied further.
+    // Less than a nanosecond is also a known cost. A time over about a day counts as that long.
     (time.as_nanos().min(1 << 46) as u64).max(1)
 }
 
-/// What a comparison asks of a cache.
+/// What a comparison needs from a cache.
 pub(super) trait Weighed {
     fn worth(&self) -> &Worth;
-    /// Hits so far.
+    /// Returns the hits so far.
     fn hits(&self) -> u64;
-    /// Bytes of its segments.
+    /// Returns the bytes of its segments.
     fn footprint(&self) -> u64;
-    /// Sets whether the kernel is to take its segments after those of others.
+    /// Sets whether the kernel should take its segments after those of other caches.
     fn spare(&self, spared: bool);
 }
 
-/// Compares the caches that `each_cache` calls with each. On the background thread.
+/// Compares the caches. `each_cache` calls its argument with each of them. On the background
+/// thread.
 pub(super) fn compare(now: Instant, each_cache: impl Fn(&mut dyn FnMut(&dyn Weighed))) {
     thread_local! {
-        /// Each thread's own: the background thread's; a new one begins anew.
+        /// Each thread's own: only the background thread uses it, and a new one begins anew.
         static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
     }
     let passed = LAST.get().map_or(PACE, |last| now.saturating_duration_since(last));
@@ -129,12 +134,12 @@ pub(super) fn compare(now: Instant, each_cache: impl Fn(&mut dyn FnMut(&dyn Weig
         caches += usize::from(cache.worth().cost() > 0);
         any_hits |= cache.worth().hits.load(Ordering::Relaxed) != cache.hits();
     });
-    // Of a process that rests nothing new is known.
+    // A process that rests shows nothing new.
     if !any_hits && (caches >= 2 || !spared::is_any()) {
         return;
     }
     if caches < 2 && !spared::is_any() {
-        // They are not to count as hits of the moment when there is another cache.
+        // Otherwise these hits would count as recent hits once there is another cache.
         each_cache(&mut |cache| _ = cache.worth().news(cache.hits()));
         return;
     }
@@ -142,7 +147,7 @@ pub(super) fn compare(now: Instant, each_cache: impl Fn(&mut dyn FnMut(&dyn Weig
     each_cache(&mut |cache| {
         let worth = cache.worth();
         worth.follow(worth.news(cache.hits()), passed.as_secs_f64(), cache.footprint());
-        // A cache without any hit is worth the least there is.
+        // A cache without any hit is worth the least possible.
         if worth.cost() > 0 && !worth.is_ranked && cache.footprint() >= LEAST_BYTES {
             least = least.min(worth.worth());
         }
@@ -190,7 +195,7 @@ mod tests {
         Fake { worth, hits, bytes: mib << 20, is_spared: Cell::new(false) }
     }
 
-    /// Which of the caches are spared after one comparison, on a thread that has made none.
+    /// Returns which of the caches are spared after one comparison, on a thread that has made none.
     fn spared(caches: Vec<Fake>) -> Vec<bool> {
         std::thread::spawn(move || {
             compare(Instant::now(), |each| caches.iter().for_each(|cache| each(cache)));
@@ -226,7 +231,7 @@ mod tests {
         let begun = Instant::now();
         for look in 0..4000 {
             caches.iter_mut().for_each(|cache| cache.hits += 250);
-            // The second one is made late.
+            // The second cache is made late.
             let there = if look < 3990 { 1 } else { 2 };
             caches[1].hits *= there - 1;
             compare(begun + PACE * look, |each| {

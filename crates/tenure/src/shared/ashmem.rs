@@ -1,9 +1,10 @@
 //! Shared memory with the calls of Android's ashmem, for programs that were written for it.
 //!
-//! A region is a descriptor that the program maps itself. Every page is pinned at first. Pins are the region's, as in
-//! ashmem: they are not counted, one unpin by any process that has the descriptor lets pages be purged, and one pin by
-//! any process keeps them again and tells whether some were purged. Purged pages read zeros. New code has more from
-//! [`SharedVolatile`](super::SharedVolatile): counted pins that end with a process, and bytes that are made once.
+//! A region is a descriptor that the program itself maps. Every page is pinned at first. Pins
+//! belong to the region, as in ashmem: they have no count. One unpin by any process that has the
+//! descriptor lets pages be purged. One pin by any process keeps them again, and returns whether
+//! some were purged. Purged pages read zeros. [`SharedVolatile`](super::SharedVolatile) gives new
+//! code more: counted pins that end with a process, and bytes that are made once.
 //!
 //! ```
 //! use tenure::shared::ashmem;
@@ -16,8 +17,9 @@
 //! # Ok::<(), tenure::Error>(())
 //! ```
 //!
-//! A process's first pin or unpin of a region opens it: that process helps to purge what is unpinned, until it has
-//! closed the descriptor. At most 24 processes may have a region open so.
+//! A process's first pin or unpin of a region opens it. From then on the process helps to purge
+//! unpinned pages, until it has closed the descriptor. At most 24 processes may have a region open
+//! in this way.
 
 #![allow(unsafe_code, reason = "changes what a descriptor of the program's is open for")]
 
@@ -35,9 +37,10 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// As many as a record of one cache line has room for: there is one for each page.
+/// A record of one cache line has room for this many processes, and there is one record for each
+/// page.
 const PROCESSES: u32 = 24;
-/// `memfd_create` takes no longer names.
+/// The longest name that `memfd_create` takes.
 const NAME: usize = 249;
 
 /// Makes a region of `size` bytes, all zeros and pinned. The program maps it from offset 0 on.
@@ -69,8 +72,9 @@ pub fn create(name: &CStr, size: usize) -> Result<OwnedFd> {
     Ok(number)
 }
 
-/// Keeps pages until [`unpin`]. `true`: some of them were purged since they were pinned last. They read zeros now, and no
-/// other call is told. A `len` of 0 means all pages from `offset` on.
+/// Keeps pages until [`unpin`]. Returns `true` if some of them were purged since they were pinned
+/// last. They read zeros now, and no other call reports this loss. A `len` of 0 means all pages
+/// from `offset` on.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -80,9 +84,10 @@ pub fn create(name: &CStr, size: usize) -> Result<OwnedFd> {
 /// ```
 ///
 /// # Errors
-/// `ENOTTY`: the descriptor is not a region's. `EINVAL`: no whole pages, or past the end. `EUSERS`: 24 other processes
-/// have it open. `EPROTO`: another process has overwritten the header. Those of opening a file, and of mapping it. What
-/// the call found is told to the next.
+/// `ENOTTY`: the descriptor does not belong to a region. `EINVAL`: the range does not consist of
+/// whole pages, or is past the end. `EUSERS`: 24 other processes have the region open. `EPROTO`:
+/// another process has overwritten the header. The errors of opening and of mapping a file. After
+/// an error the next call reports what this call found.
 pub fn pin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<bool> {
     let call = "ashmem::pin";
     let region = open(call, fd)?;
@@ -90,8 +95,8 @@ pub fn pin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<bool> {
     kept::keep(&region, call, chunks)
 }
 
-/// Lets pages be purged when memory is short, however often they were pinned. A `len` of 0 means all pages from `offset`
-/// on.
+/// Lets pages be purged when memory is short, even if they were pinned more than once. A `len` of 0
+/// means all pages from `offset` on.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -110,7 +115,7 @@ pub fn unpin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Purges the unpinned pages of a region, as happens when memory is short. Returns how many.
+/// Purges the unpinned pages of a region, as happens when memory is short. Returns their number.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -143,13 +148,14 @@ pub fn purge_now(fd: BorrowedFd<'_>) -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// `ENOTTY`: the descriptor is not a region's.
+/// `ENOTTY`: the descriptor does not belong to a region.
 pub fn size(fd: BorrowedFd<'_>) -> Result<usize> {
     shape_of("ashmem::size", fd).map(|shape| shape.asked)
 }
 
-/// Takes the right to write away from a descriptor of a region: it is open for reading only from now on, also in
-/// processes that it is passed to later. Mappings, and other descriptors of the region, stay as they are.
+/// Takes the right to write from a descriptor of a region. From now on it is open only for reading,
+/// also in processes that receive it later. Mappings, and other descriptors of the region, stay as
+/// they are.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -159,10 +165,10 @@ pub fn size(fd: BorrowedFd<'_>) -> Result<usize> {
 /// # Ok::<(), tenure::Error>(())
 /// ```
 ///
-/// It is no wall: a process of the same user may open the file anew to write.
+/// This is no protection: a process of the same user may open the file again to write.
 ///
 /// # Errors
-/// `ENOTTY`: the descriptor is not a region's. Those of opening a file.
+/// `ENOTTY`: the descriptor does not belong to a region. The errors of opening a file.
 pub fn make_read_only(fd: BorrowedFd<'_>) -> Result<()> {
     let call = "ashmem::make_read_only";
     if !is_writable(fd)? {
@@ -171,13 +177,13 @@ pub fn make_read_only(fd: BorrowedFd<'_>) -> Result<()> {
     let system = |errno| Error::system(call, "opening the file anew to read", errno);
     let reader = open_again(fd, false).map_err(system)?;
     let flags = fcntl_getfd(fd).map_err(system)?;
-    // SAFETY: only the file description under the number changes, to another one of the same file. The value does not
-    // close the number.
+    // SAFETY: only the open file behind the number changes, to another one of the same file.
+    // `ManuallyDrop` keeps the number open.
     let mut there = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) });
     dup2(&reader, &mut there).and_then(|()| fcntl_setfd(fd, flags)).map_err(system)
 }
 
-/// Whether a descriptor of a region is open for writing.
+/// Returns whether a descriptor of a region is open for writing.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -187,7 +193,7 @@ pub fn make_read_only(fd: BorrowedFd<'_>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// `ENOTTY`: the descriptor is not a region's.
+/// `ENOTTY`: the descriptor does not belong to a region.
 pub fn is_writable(fd: BorrowedFd<'_>) -> Result<bool> {
     let call = "ashmem::is_writable";
     shape_of(call, fd)?;
@@ -195,7 +201,7 @@ pub fn is_writable(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
-/// The facts of a region, as they are in the file.
+/// Returns the facts of a region, as they are in the file.
 fn shape_of(call: &'static str, fd: BorrowedFd<'_>) -> Result<Shape> {
     let not_one = |_| Error::system(call, "asking for the region's size", Errno::NOTTY);
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::system(call, "fstat", errno))?;
@@ -213,8 +219,8 @@ fn shape_of(call: &'static str, fd: BorrowedFd<'_>) -> Result<Shape> {
     }
 }
 
-/// The region of a descriptor, as this process has it open. It goes when the program has closed the descriptor: the
-/// worker looks.
+/// Returns the region of a descriptor, as this process has it open. The worker closes the region
+/// after the program has closed the descriptor.
 fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
     crate::runtime::fork::look();
     let system = |errno| Error::system(call, "fstat", errno);
@@ -225,7 +231,7 @@ fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
         return Ok(region);
     }
     shape_of(call, fd)?;
-    // A pin is written, also by who only reads the data.
+    // A pin is a write, even for a process that only reads the data.
     let own = open_again(fd, true)
         .and_then(SharedFile::of)
         .map_err(|errno| Error::system(call, "opening the region to write its pins", errno))?;
@@ -238,7 +244,7 @@ fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
     Ok(region)
 }
 
-/// The pages that a call means.
+/// Returns the pages of a call's range.
 fn pages(call: &'static str, region: &Region, offset: usize, len: usize) -> Result<Range<usize>> {
     let (page, data) = (region.shape.chunk, region.shape.data);
     let end = if len == 0 { Some(data) } else { offset.checked_add(len) };

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::shared_file::SharedFile;
 use crate::runtime::refills::RefillError;
 
-/// What [`SharedVolatile::new`] leaves at its default.
+/// The settings that [`SharedVolatile::new`] leaves at their defaults.
 ///
 /// ```
 /// use tenure::shared::SharedVolatile;
@@ -29,12 +29,14 @@ type RefillResult = std::result::Result<(), RefillError>;
 
 /// The default size of a chunk.
 const CHUNK: usize = 64 << 10;
-/// By default so many processes have it open at most: as many as a record of two cache lines has room for.
+/// By default this many processes may have the memory open: a record of two cache lines has room
+/// for them.
 const PROCESSES: u32 = 56;
 
 impl SharedVolatileBuilder {
-    /// Sets the size of a chunk, a power of two from a page to 1 GiB. The default is 64 KiB. From 2 MiB on a chunk has
-    /// huge pages, where the system allows them for shared memory (`shmem_enabled`).
+    /// Sets the size of a chunk: a power of two, from a page to 1 GiB. The default is 64 KiB. A
+    /// chunk of 2 MiB or more has huge pages, if the system allows them for shared memory
+    /// (`shmem_enabled`).
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::builder(1 << 20).chunk_size(4096).build()?;
@@ -46,8 +48,9 @@ impl SharedVolatileBuilder {
         self
     }
 
-    /// Sets how many processes may have the memory open at a time, 1 to 1,024. The default is 56. Each costs two bytes
-    /// for each chunk. A fork's child counts, and so does one that is about to call `exec`, until it has.
+    /// Sets how many processes may have the memory open at a time, 1 to 1,024. The default is 56.
+    /// Each process costs two bytes for each chunk. The child of a fork counts, also a child that
+    /// is about to call `exec`, until it has.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::builder(1 << 20).processes(300).build()?;
@@ -58,32 +61,38 @@ impl SharedVolatileBuilder {
         self
     }
 
-    /// Sets the function that makes chunks that are gone, or that nobody has made yet. `function(chunk, bytes)` makes
-    /// the bytes of chunk `chunk`; it is given zeros. It is called when this process pins such a chunk, or when a
-    /// thread of this process touches it through [`SharedVolatile::as_ptr`] without a pin. That thread then waits while
-    /// the bytes are made on another thread, and goes on.
+    /// Sets the function that makes chunks that are gone or were never made.
+    /// `function(chunk, bytes)` makes the bytes of chunk `chunk`; it gets zeros. tenure calls it
+    /// when this process pins such a chunk, or when a thread of this process touches it through
+    /// [`SharedVolatile::as_ptr`] without a pin. That thread waits while another thread makes the
+    /// bytes, and then goes on.
     ///
-    /// A chunk is made by one thread of one process; others that pin or touch it meanwhile wait. If its maker dies, one
-    /// of them makes it. A process that opens such memory sets its own function: [`SharedVolatile::set_refill`].
+    /// One thread of one process makes a chunk. Other threads that pin or touch it meanwhile wait.
+    /// If the maker dies, one of them makes the chunk. A process that opens such memory sets its
+    /// own function: [`SharedVolatile::set_refill`].
     ///
-    /// **What a touch without a pin sees.** Each page is put in place whole, when all of its chunk's bytes are known:
-    /// in every process a touch sees what a maker made, and never zeros or half of a page. Pages of a chunk that is
-    /// purged and made again in between may be of two makings: pin the chunk to have all of it as one maker left it. A
-    /// system call that is given bytes that are gone returns `EFAULT`.
+    /// **What a touch without a pin sees.** Each page is put in place whole, after all bytes of its
+    /// chunk are made. So in every process a touch sees bytes that a maker made, and never zeros or
+    /// half a page. If a chunk is purged and made again meanwhile, its pages may come from two
+    /// makers: pin the chunk to see the bytes of a single maker. A system call that gets the
+    /// address of bytes that are gone returns `EFAULT`.
     ///
-    /// **If it fails or panics**, the chunk stays gone: the pin returns `EIO`, and the touch raises the SIGBUS that it
-    /// would have raised without a function. The next pin or touch tries again.
+    /// **If the function fails or panics**, the chunk stays gone. The pin returns `EIO`, and the
+    /// touch raises the SIGBUS that it would raise without a function. The next pin or touch tries
+    /// again.
     ///
-    /// The function runs under no lock: it may panic, fork, and use other memory. For touches one thread runs the
-    /// functions of the whole process, with the program's descriptors, the usual stack, and all signals blocked but
-    /// those that it raises itself. So the function must not wait for a thread that touches such memory without a pin
-    /// (for its lock, for instance). A touch of its own chunk, or a touch on that thread of a chunk that another thread
-    /// makes, raises SIGBUS. If it pins its own chunk, the pin fails with `EDEADLK`.
+    /// The function runs under no lock: it may panic, fork, and use other memory. For touches, one
+    /// thread runs the functions of the whole process. It has the program's descriptors, the usual
+    /// stack, and all signals blocked except those that it raises itself. So the function must not
+    /// wait for a thread that touches such memory without a pin (for its lock, for instance). A
+    /// touch of its own chunk raises SIGBUS, and so does a touch on that thread of a chunk that
+    /// another thread makes. If the function pins its own chunk, the pin fails with `EDEADLK`.
     ///
     /// It is [`on_purged_access`](crate::volatile::on_purged_access) and
-    /// [`VolatileBuilder::refill`](crate::volatile::VolatileBuilder::refill) in one: a handler for SIGBUS is installed, and what
-    /// is said there about handlers of the program's holds. Where userfaultfd is refused
-    /// ([`SharedVolatile::is_watched`]) the function is called at pins only.
+    /// [`VolatileBuilder::refill`](crate::volatile::VolatileBuilder::refill) in one. It installs a
+    /// handler for SIGBUS, and the rules there about the program's own handlers apply. If the
+    /// kernel refuses userfaultfd ([`SharedVolatile::is_watched`]), tenure calls the function only
+    /// at pins.
     ///
     /// ```
     /// use tenure::shared::SharedVolatile;
@@ -97,15 +106,16 @@ impl SharedVolatileBuilder {
     /// tiles.purge_now(0..tiles.chunks())?; // as happens when memory is short
     /// if tiles.is_watched() {
     ///     let first = tiles.as_ptr(3)?;
-    ///     // SAFETY: mapped while `tiles` lives; nobody writes to it.
+    ///     // SAFETY: mapped while `tiles` lives; no thread writes to it.
     ///     assert_eq!(unsafe { first.read_volatile() }, 4); // made again
     /// }
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
     /// # Cost
-    /// A chunk's bytes are made beside it and copied: it takes its size in memory twice for that moment. Its pages are
-    /// small ones, also where chunks have huge pages otherwise.
+    /// The function makes a chunk's bytes beside the chunk, and tenure copies them: for that moment
+    /// the chunk takes its size in memory twice. Its pages are small, even if chunks otherwise have
+    /// huge pages.
     #[doc(alias = "userfaultfd")]
     #[doc(alias = "SIGBUS")]
     pub fn refill(
@@ -116,7 +126,7 @@ impl SharedVolatileBuilder {
         self
     }
 
-    /// Makes the memory. It takes none before the first chunk is made, but 128 bytes for each chunk.
+    /// Makes the memory. Before the first chunk is made it takes only 128 bytes for each chunk.
     ///
     /// ```
     /// use tenure::shared::SharedVolatile;
@@ -126,8 +136,8 @@ impl SharedVolatileBuilder {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL`: a size is none. `EMFILE`, `ENFILE`, `ENOMEM`: no descriptor, no address space. `ENOENT`: there is no
-    /// `/proc`. `EAGAIN`: no thread.
+    /// `EINVAL`: a size is not possible. `EMFILE`, `ENFILE`, `ENOMEM`: no descriptor, no address
+    /// space. `ENOENT`: there is no `/proc`. `EAGAIN`: no thread.
     pub fn build(self) -> Result<SharedVolatile> {
         self.build_for("SharedVolatile::new", Use::Chunks)
     }
@@ -146,8 +156,8 @@ impl SharedVolatileBuilder {
 }
 
 impl SharedVolatile {
-    /// Makes memory of `len` bytes, rounded up to whole chunks of 64 KiB, for this process, its children, and whoever
-    /// is given the descriptor.
+    /// Makes memory of `len` bytes, rounded up to whole chunks of 64 KiB, for this process, its
+    /// children, and each process that gets the descriptor.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -161,7 +171,7 @@ impl SharedVolatile {
         SharedVolatile::builder(len).build()
     }
 
-    /// Sets what [`SharedVolatile::new`] leaves at its default.
+    /// Returns a builder for the settings that [`SharedVolatile::new`] leaves at their defaults.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::builder(1 << 20).chunk_size(1 << 16).build()?;
@@ -171,8 +181,9 @@ impl SharedVolatile {
         SharedVolatileBuilder { len, chunk: CHUNK, processes: PROCESSES, refill: None }
     }
 
-    /// Sets the function by which this process makes chunks, of memory that it has opened: see
-    /// [`SharedVolatileBuilder::refill`](super::SharedVolatileBuilder::refill). A child made by fork has its parent's.
+    /// Sets the function by which this process makes chunks of memory that it has opened: see
+    /// [`SharedVolatileBuilder::refill`](super::SharedVolatileBuilder::refill). A forked child has
+    /// its parent's function.
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -188,8 +199,9 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the memory was made without a refill function, so its makers write where others may touch.
-    /// `EBUSY`: it has one. `EACCES`: open to read only. Those of `sigaction(2)`.
+    /// `EOPNOTSUPP`: the memory was made without a refill function, so makers write to bytes that
+    /// other processes may touch. `EBUSY`: it has a function already. `EACCES`: it is open only for
+    /// reading. The errors of `sigaction(2)`.
     pub fn set_refill(
         &self,
         function: impl Fn(usize, &mut [u8]) -> RefillResult + Send + Sync + 'static,

@@ -23,10 +23,11 @@ use std::hash::{BuildHasher, Hasher};
 use std::ops::Deref;
 use std::time::Duration;
 
-/// One cache for all processes of a service: what one worker has made, all find.
+/// One cache for all processes of a service: all of them find the values that one worker has made.
 ///
-/// It has no size: it grows while there is room, and its oldest values go when memory is needed elsewhere. A value stays
-/// while a process holds it. Keys and values are bytes; a worker may be killed at any instruction, and the others go on.
+/// It has no size: it grows while there is room, and its oldest values go when other code needs the
+/// memory. A value stays while a process holds it. Keys and values are bytes. A worker may be
+/// killed at any instruction, and the others go on.
 ///
 /// ```
 /// use tenure::shared::SharedCache;
@@ -47,7 +48,7 @@ pub struct SharedCache {
     misses: AtomicU64,
 }
 
-/// What [`SharedCache::new`] leaves at its default.
+/// The settings that [`SharedCache::new`] leaves at their defaults.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,7 +66,7 @@ pub struct SharedCacheBuilder {
     time_to_live: Option<Duration>,
 }
 
-/// A value that was found. It stays as long as this lives, and with it the chunk it lies in.
+/// A value that was found. While this lives, the value and its chunk stay.
 ///
 /// ```
 /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -93,7 +94,7 @@ impl AsRef<[u8]> for SharedValue<'_> {
     }
 }
 
-/// What a shared cache holds, and what happened.
+/// What a shared cache holds, and its counts.
 ///
 /// ```
 /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -107,19 +108,19 @@ impl AsRef<[u8]> for SharedValue<'_> {
 pub struct SharedCacheStats {
     /// Gets of this process that found a value.
     pub hits: u64,
-    /// Gets of this process that found none.
+    /// Gets of this process that found no value.
     pub misses: u64,
     /// Values that all processes have inserted.
     pub inserts: u64,
-    /// Values that gave way because their line of the index was full.
+    /// Values that were dropped because their line of the index was full.
     pub displaced: u64,
-    /// The memory that the cache lies in.
+    /// The memory of the cache.
     pub memory: SharedStats,
 }
 
 impl SharedCacheBuilder {
-    /// Sets how much memory the cache takes at most. The default is the memory limit of this process. The addresses are
-    /// reserved at once, the memory is not.
+    /// Sets the most memory that the cache takes. The default is the memory limit of this process.
+    /// The cache reserves the addresses at once, but not the memory.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -131,8 +132,8 @@ impl SharedCacheBuilder {
         self
     }
 
-    /// Sets the size of a chunk, which is what memory is taken and given back in, and the bound of a value's length. The
-    /// default is 1 MiB, or less in a cache below 64 MiB.
+    /// Sets the size of a chunk, the unit in which the cache takes memory and gives it back. It
+    /// also bounds a value's length. The default is 1 MiB, or less in a cache below 64 MiB.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).chunk_size(4 << 20).build()?;
@@ -155,7 +156,7 @@ impl SharedCacheBuilder {
         self
     }
 
-    /// Sets how long a value that this process inserts is found. The default is without end.
+    /// Sets how long gets find a value that this process inserts. The default is for ever.
     ///
     /// ```
     /// use std::time::Duration;
@@ -176,7 +177,8 @@ impl SharedCacheBuilder {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedVolatileBuilder::build`]. `EINVAL`: a cache has 4 chunks to 4 million, of at least 16 KiB.
+    /// As [`SharedVolatileBuilder::build`]. `EINVAL`: the sizes do not make 4 to 4 million chunks
+    /// of at least 16 KiB.
     pub fn build(self) -> Result<SharedCache> {
         let call = "SharedCache::new";
         let limit = || memory_limit::room(memory_limit::governing_group().as_ref()).limit;
@@ -198,7 +200,7 @@ impl SharedCacheBuilder {
 }
 
 impl SharedCache {
-    /// Makes a cache for this process, its children, and whoever is given the descriptor.
+    /// Makes a cache for this process, its children, and each process that gets the descriptor.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::new()?;
@@ -212,7 +214,7 @@ impl SharedCache {
         SharedCache::builder().build()
     }
 
-    /// Sets what [`SharedCache::new`] leaves at its default.
+    /// Returns a builder for the settings that [`SharedCache::new`] leaves at their defaults.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -222,7 +224,8 @@ impl SharedCache {
         SharedCacheBuilder::default()
     }
 
-    /// Opens a cache that another process has made, by its descriptor: inherited, or [received](super::receive).
+    /// Opens a cache that another process has made, by its descriptor, which this process inherited
+    /// or [received](super::receive).
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -237,10 +240,11 @@ impl SharedCache {
     /// ```
     ///
     /// # Safety
-    /// As [`SharedVolatile::open`]: every process that has the descriptor uses it through tenure only.
+    /// As [`SharedVolatile::open`]: every process that has the descriptor uses it only through
+    /// tenure.
     ///
     /// # Errors
-    /// As [`SharedVolatile::open`]. `EPROTO`: it is shared memory, and no cache.
+    /// As [`SharedVolatile::open`]. `EPROTO`: it is shared memory, but not a cache.
     pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedCache> {
         let call = "SharedCache::open";
         // SAFETY: the caller promises the same.
@@ -262,7 +266,7 @@ impl SharedCache {
         Ok(SharedCache { memory, index, writer, seed, time_to_live, hits, misses })
     }
 
-    /// The same for all processes.
+    /// Returns the hash of a key, which is equal in all processes.
     fn hash(&self, key: &[u8]) -> u64 {
         let mut hasher = foldhash::quality::FixedState::with_seed(self.seed).build_hasher();
         hasher.write(key);
@@ -273,7 +277,7 @@ impl SharedCache {
         Parts { memory: &self.memory, index: &self.index, writer: &self.writer }
     }
 
-    /// Finds a value.
+    /// Returns the value of a key, pinned, or `None`.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -285,7 +289,7 @@ impl SharedCache {
     /// No system call. Two lines of memory, and a pin.
     ///
     /// # Errors
-    /// `EUSERS`: a child of a raw clone found no place among the processes.
+    /// `EUSERS`: this process is a child of a raw clone that found no slot.
     pub fn get(&self, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
         self.memory.region().slots.own("SharedCache::get")?;
         let found = self.find(self.hash(key), key);
@@ -313,7 +317,7 @@ impl SharedCache {
         found.flatten()
     }
 
-    /// Returns how long a key and its value may be together.
+    /// Returns the largest length of a key and its value together.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -324,7 +328,7 @@ impl SharedCache {
         self.memory.chunk_size() - unit(self.memory.chunk_size()) - record::HEAD
     }
 
-    /// Puts a value in, in place of the one that the key had.
+    /// Puts a value under a key. It replaces the value that the key had.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -338,9 +342,9 @@ impl SharedCache {
     /// A copy, and no system call while the process's open chunk has room.
     ///
     /// # Errors
-    /// `EINVAL`: key and value are longer than [`longest`](SharedCache::longest). `ENOMEM`: no memory for another chunk,
-    /// or every chunk is pinned; then the key has the value that it had. `ETIMEDOUT`: a process is stopped in the midst
-    /// of making a part of the index.
+    /// `EINVAL`: key and value are longer than [`longest`](SharedCache::longest). `ENOMEM`: there
+    /// is no memory for another chunk, or every chunk is pinned; then the key keeps its old value.
+    /// `ETIMEDOUT`: another process is stopped while it makes a part of the index.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.insert_as("SharedCache::insert", self.hash(key), key, value).map(drop)
     }
@@ -386,8 +390,8 @@ impl SharedCache {
         Ok(SharedValue { _pin: written.pin, bytes })
     }
 
-    /// Where a value belongs. An entry that may be its key's and leads to the last life of a chunk says that it was there
-    /// not long ago: it came back too late, and is kept.
+    /// Returns the class of a value. If an entry that may be its key's leads to the previous life
+    /// of a chunk, the value was there not long ago. It came back too late, and is kept.
     fn class_of(&self, hash: u64) -> Class {
         let region = self.memory.region();
         let went = |_: &_, entry: Entry| {
@@ -401,8 +405,8 @@ impl SharedCache {
         }
     }
 
-    /// Finds a value, or makes it by `make` and puts it in. If several threads and processes ask for it at once, one makes
-    /// it and the others wait.
+    /// Returns the value of a key, or makes it with `make` and puts it in. If several threads and
+    /// processes ask for it at once, one makes it and the others wait.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -412,8 +416,8 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key. If `make` panics, one of those that wait makes
-    /// the value.
+    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key. If `make` panics, one
+    /// of the waiting threads makes the value.
     pub fn get_or_insert_with<V: AsRef<[u8]>>(
         &self,
         key: &[u8],
@@ -431,7 +435,7 @@ impl SharedCache {
             let own = region.slots.own(call)?;
             match flight::begin(region, &self.index.root().flights, own, hash) {
                 Begin::Make(_flight) => {
-                    // Another may have made it between the look and the beginning.
+                    // Another thread may have made the value between the lookup and the beginning.
                     if let Some(value) = self.find(hash, key) {
                         return Ok(value);
                     }
@@ -440,7 +444,8 @@ impl SharedCache {
                     return self.insert_as(call, hash, key, value.as_ref());
                 }
                 Begin::Waited(asked) => {
-                    // Nobody can tell whether its maker lives: better made twice than never.
+                    // This thread cannot find out whether the maker lives. Making the value twice
+                    // is better than never making it.
                     if waiting.looked(call, asked).is_err() {
                         return self.insert_as(call, hash, key, make().as_ref());
                     }
@@ -454,7 +459,7 @@ impl SharedCache {
         }
     }
 
-    /// Takes a value out. `false`: there was none.
+    /// Removes a value. Returns `false` if there was none.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -471,7 +476,7 @@ impl SharedCache {
         Ok(self.parts().drop_others(self.hash(key), key, None))
     }
 
-    /// Takes all values out, for all processes, and gives their memory back but for what is held.
+    /// Removes all values, for all processes, and gives back their memory, except for held values.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -493,7 +498,7 @@ impl SharedCache {
         Ok(())
     }
 
-    /// Reads what the cache holds, and what happened.
+    /// Returns what the cache holds, and its counts.
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -518,12 +523,12 @@ impl SharedCache {
 
 const _: () = assert!(PLACES <= 1 << 16);
 
-/// Milliseconds of the machine's clock.
+/// Returns the machine's clock in milliseconds.
 fn now() -> u64 {
     super::room::now() / 1000
 }
 
-/// The descriptor to pass to another process.
+/// The descriptor, for another process.
 impl AsFd for SharedCache {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()

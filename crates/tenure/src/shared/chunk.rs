@@ -1,46 +1,48 @@
-//! A chunk's record in the shared memory, and the steps by which it is pinned, made and purged.
+//! A chunk's record in the shared memory, and the steps that pin, make and purge the chunk.
 //!
-//! A pin is a count of the process's own; every process counts in its own place of the record, so what a dead process
-//! has left there can be told and taken away. Pinner and purger each write first and look afterwards: the pinner
-//! counts and looks at the state, the purger changes the state and looks at the counts. So at least one of them sees
-//! the other.
+//! A pin is a count. Every process counts in its own place of the record, so other processes can
+//! see and remove the pins of a dead process. The pinner and the purger each write first and look
+//! afterwards: the pinner counts and then looks at the state, and the purger changes the state and
+//! then looks at the counts. So at least one of them sees the other.
 //!
-//! Who wants to purge or remake a chunk goes two steps. While it looks for pins the chunk is *checked*: nothing is
-//! changed yet, so a pinner ends that by an exchange and waits for nobody, and if the process that looks dies, the
-//! bytes are as they were. Only a chunk that has no pin is *purged* or *made*, and then nobody has its bytes.
+//! A purge or a remake takes two steps. While the process looks for pins, the chunk is *checked*:
+//! nothing has changed yet. A pinner ends that state by an exchange and never waits. If the process
+//! that looks dies, the bytes are as they were. Only a chunk without a pin becomes *purged* or
+//! *made*, and then no other process has its bytes.
 
 use super::state::{Kind, State};
 use crate::sync::{barrier_after_rmw, AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// Bytes of a record before the pins.
 pub(super) const PINS_AT: usize = 16;
-/// A process may have a chunk pinned so often.
+/// The largest number of pins that a process may have of one chunk.
 pub(super) const MOST_PINS: u16 = 32_000;
-/// In the place of its pins: a child that has no place of its own has it pinned.
+/// A bit in the place of a process's pins: a child without its own place has the chunk pinned.
 const KEPT: u16 = 0x8000;
 
 /// See the module's head.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk<'a> {
     pub state: &'a AtomicU64,
-    /// When it was last pinned: the shared clock's tick.
+    /// The shared clock's tick at the last pin.
     pub used: &'a AtomicU32,
     pub priority: &'a AtomicU8,
     /// In a cache: how much of it is [dead](super::dead), in 65,536ths.
     pub dead: &'a AtomicU16,
-    /// A count for each process.
+    /// One count for each process.
     pub pins: &'a [AtomicU16],
 }
 
-/// What a pinner finds. It has counted its pin.
+/// What a pinner finds after it has counted its pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Intact,
-    /// It is the caller's to make. What it was before, and the process whose right it is.
+    /// The caller has the right to make it. The fields: the state before, and the process that has
+    /// the right.
     ToMake(State, u64),
     /// It is fresh or purged, and the caller does not make it.
     Gone(State),
-    /// Another makes it, or gives its memory back: the state to wait at.
+    /// Another thread makes it or gives its memory back. The field: the state to wait at.
     Busy(State),
     Damaged,
 }
@@ -49,7 +51,7 @@ pub(super) enum Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purge {
     Done,
-    /// Somebody has it pinned.
+    /// A thread has it pinned.
     Pinned,
     /// There is nothing to purge.
     NotIntact,
@@ -67,7 +69,7 @@ impl Chunk<'_> {
         change.is_ok()
     }
 
-    /// Counts a pin of process `own`. `false`: it has too many.
+    /// Counts a pin of process `own`. Returns `false` if the process has too many.
     #[inline]
     pub fn count(&self, own: u32) -> bool {
         let before = self.pins[own as usize].fetch_add(1, Ordering::SeqCst);
@@ -79,13 +81,14 @@ impl Chunk<'_> {
         false
     }
 
-    /// Takes one away.
+    /// Takes one pin away.
     #[inline]
     pub fn uncount(&self, own: u32) {
         self.pins[own as usize].fetch_sub(1, Ordering::Release);
     }
 
-    /// Counts one more pin than there is, for one that may be taken away twice.
+    /// Counts one more pin than there is, because a signal handler's child may take one pin away
+    /// twice.
     pub fn spare(&self, own: u32) {
         self.pins[own as usize].fetch_add(1, Ordering::SeqCst);
     }
@@ -102,19 +105,20 @@ impl Chunk<'_> {
         }
     }
 
-    /// After [`count`](Self::count): what the pinner has. `make`: it makes what is gone, in this slot and process.
+    /// Returns what the pinner has, after [`count`](Self::count). `make`: the caller makes a chunk
+    /// that is gone, with this slot and process.
     #[inline]
     pub fn look(&self, make: Option<(u32, u64)>) -> Found {
         loop {
             let state = self.load();
             match state.kind() {
                 Kind::Intact => return Found::Intact,
-                // Of no process: another one has overwritten it.
+                // The owner is not a process: another process has overwritten the word.
                 Kind::Making | Kind::Purging if state.owner() as usize >= self.pins.len() => {
                     return Found::Damaged;
                 }
                 Kind::Making | Kind::Purging => return Found::Busy(state),
-                // Somebody looks for pins. This one is counted, so it is to stay.
+                // Another thread looks for pins. This pin is counted, so the chunk must stay.
                 Kind::Checked => {
                     if self.change(state, state.intact()) {
                         return Found::Intact;
@@ -131,7 +135,8 @@ impl Chunk<'_> {
         }
     }
 
-    /// Of a chunk that the caller makes: sets what it is from now on. `true`: somebody waits for it.
+    /// Sets the next state of a chunk that the caller makes. Returns `true` if a thread waits for
+    /// it.
     pub fn settle(&self, to: impl Fn(State) -> State) -> bool {
         let mut state = self.load();
         while !self.change(state, to(state)) {
@@ -140,15 +145,15 @@ impl Chunk<'_> {
         state.is_awaited()
     }
 
-    /// The right to make an intact chunk anew, if the caller's pin is the only one there is. `forks`: see
-    /// [`is_free`](Self::is_free).
+    /// Takes the right to make an intact chunk anew, if the caller's pin is the only one. `forks`:
+    /// see [`is_free`](Self::is_free).
     pub fn try_remake(&self, own: u32, forks: impl Fn() -> Option<u32>) -> bool {
         let state = self.load();
         state.kind() == Kind::Intact && self.take(state, own, 1, forks, State::making)
     }
 
-    /// Has the chunk, which is intact, from its state of rest to another one, unless others than the caller have it
-    /// pinned. `mine`: pins of the caller's.
+    /// Changes an intact chunk to another state, unless another thread has it pinned. `mine`: the
+    /// number of the caller's pins.
     fn take(
         &self,
         state: State,
@@ -165,14 +170,15 @@ impl Chunk<'_> {
         if self.is_free(mine, forks) && self.change(checked, to(checked, own)) {
             return true;
         }
-        // If that fails a pinner has done it.
+        // If this exchange fails, a pinner has done it.
         self.change(checked, checked.intact());
         false
     }
 
-    /// Whether nobody has it pinned but the caller, `mine` times. `forks` tells how many forks have begun so far, and
-    /// nothing while a child holds everything. A pin that goes from parent to child is in two places at first, and then in
-    /// the child's: without a fork in between every pin is found where it is.
+    /// Returns whether only the caller has it pinned, `mine` times. `forks` returns how many forks
+    /// have begun so far, or `None` while a child holds everything. A pin that goes from parent to
+    /// child is first in both places, and then in the child's: without a fork meanwhile the loop
+    /// finds every pin in its place.
     fn is_free(&self, mine: u32, forks: impl Fn() -> Option<u32>) -> bool {
         let before = forks();
         before.is_some() && self.all_pins() == mine && forks() == before
@@ -186,8 +192,8 @@ impl Chunk<'_> {
         self.pins.iter().any(|count| count.load(Ordering::SeqCst) != 0)
     }
 
-    /// Gives the memory of an unpinned chunk back by `discard`, which says whether it has. `forks`: see
-    /// [`is_free`](Self::is_free). The second answer: somebody waits for the change.
+    /// Gives back the memory of an unpinned chunk by `discard`, which returns whether it succeeded.
+    /// `forks`: see [`is_free`](Self::is_free). The second result: a thread waits for the change.
     pub fn purge(
         &self,
         own: u32,
@@ -203,8 +209,8 @@ impl Chunk<'_> {
         }
     }
 
-    /// The first half of a purge: takes the right to give the memory of an unpinned chunk back. `forks`: see
-    /// [`is_free`](Self::is_free).
+    /// The first half of a purge: takes the right to give back the memory of an unpinned
+    /// chunk. `forks`: see [`is_free`](Self::is_free).
     pub fn begin_purge(&self, own: u32, forks: impl Fn() -> Option<u32>) -> Purge {
         let state = self.load();
         if state.kind() != Kind::Intact {
@@ -216,13 +222,14 @@ impl Chunk<'_> {
         Purge::Done
     }
 
-    /// The second half: the memory is given back. `zero`: it could be. `true`: somebody waits for the change.
+    /// The second half: the memory was given back. `zero`: the kernel took it. Returns
+    /// `true` if a thread waits for the change.
     pub fn end_purge(&self, zero: bool) -> bool {
         self.settle(|state| state.purged(false, zero))
     }
 
-    /// Takes away what a dead process was doing. Only one process at a time does it for `dead`. `true`: somebody waits for
-    /// the change.
+    /// Ends the work of a dead process. Only one process at a time does this for `dead`. Returns
+    /// `true` if a thread waits for the change.
     pub fn end_work(&self, dead: u32, discard: impl FnOnce() -> bool) -> bool {
         let state = self.load();
         let mut awaited = false;
@@ -231,14 +238,14 @@ impl Chunk<'_> {
                 let zero = discard();
                 awaited = self.settle(|state| state.purged(state.kind() == Kind::Making, zero));
             }
-            // It has changed nothing. Others may have the chunk pinned, and read it.
+            // The dead process has changed nothing. Others may have the chunk pinned and read it.
             Kind::Checked if state.owner() == dead => _ = self.change(state, state.intact()),
             _ => {}
         }
         awaited
     }
 
-    /// Takes away what a dead process has left: its pins, and what it was doing. As [`end_work`](Self::end_work).
+    /// Removes what a dead process left: its pins, and its work, as [`end_work`](Self::end_work).
     pub fn bury(&self, dead: u32, discard: impl FnOnce() -> bool) -> bool {
         let awaited = self.end_work(dead, discard);
         if self.pins[dead as usize].load(Ordering::Relaxed) != 0 {

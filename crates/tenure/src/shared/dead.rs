@@ -1,24 +1,25 @@
-//! Which chunks of a shared cache are nearly dead: what they held was overwritten, taken out, or is over. Such a chunk is
-//! used again before the cache takes more memory. Of several it is the one that died last: a processor may still have it in
-//! its cache.
+//! Which chunks of a shared cache are nearly dead: their values were overwritten, removed, or are
+//! over. The cache uses such a chunk again before it takes more memory. It takes the chunk that
+//! died last: a processor may still have it in its cache.
 //!
-//! A chunk's record counts how much of it is dead, and the cache's root notes the numbers of such chunks. Both are hints.
-//! A process that is killed may leave a count too small, and where the root has no room a number takes another one's place. Then
-//! the chunk goes when it is the oldest.
+//! A chunk's record counts how much of it is dead, and the cache's root notes the numbers of such
+//! chunks. Both are hints. A killed process may leave a count too small, and a full root replaces a
+//! number by another one. Then the chunk goes when it is the oldest.
 
 use super::chunk::Chunk;
 use super::entry::unit;
 use crate::sync::{AtomicU32, Ordering};
 
-/// All of a chunk. Its first place, which has no value, is dead from the beginning.
+/// A whole chunk. Its first place has no value and is dead from the beginning.
 const ALL: u16 = u16::MAX;
-/// From here on a chunk is used again. The rest, at most an eighth of its bytes, is written again first.
+/// From here on the cache uses a chunk again. It first writes the rest, at most an eighth of its
+/// bytes, again.
 const NEARLY_ALL: u16 = ALL - ALL / 8;
-/// So many chunks are noted at a time.
+/// The root notes this many chunks at a time.
 const NOTED: usize = 64;
 
 impl Chunk<'_> {
-    /// It has new values only, from its first place on.
+    /// The chunk has only new values, from its first place on.
     pub fn begin_to_live(&self, bytes: usize) {
         self.dead.store((part(bytes, 1) - 1) as u16, Ordering::Relaxed);
     }
@@ -27,7 +28,7 @@ impl Chunk<'_> {
         self.dead.load(Ordering::Relaxed) >= NEARLY_ALL
     }
 
-    /// Whether so many places are dead.
+    /// Returns whether this many places are dead.
     pub fn has_dead(&self, bytes: usize, places: usize) -> bool {
         usize::from(self.dead.load(Ordering::Relaxed)) >= part(bytes, places)
     }
@@ -37,16 +38,16 @@ impl Chunk<'_> {
     }
 }
 
-/// So many places of a chunk of `bytes` bytes, in 65,536ths of it.
+/// Returns this many places of a chunk of `bytes` bytes, in 65,536ths of the chunk.
 fn part(bytes: usize, places: usize) -> usize {
     places * unit(bytes) * (usize::from(ALL) + 1) / bytes
 }
 
-/// The numbers of chunks that are nearly dead, and one. 0: none.
+/// The numbers of nearly dead chunks, plus one. 0: none.
 #[repr(transparent)]
 pub(super) struct DeadChunks([AtomicU32; NOTED]);
 
-/// What to do with a number that was noted.
+/// What the search does with a noted number.
 pub(super) enum Look<R> {
     /// It is not nearly dead any more.
     Forget,
@@ -56,7 +57,8 @@ pub(super) enum Look<R> {
 }
 
 impl DeadChunks {
-    /// So many places of a chunk of `bytes` bytes are dead from here on. The caller has it pinned, in their life of it.
+    /// Counts this many dead places of a chunk of `bytes` bytes. The caller has the chunk pinned,
+    /// in the life in which the places died.
     pub fn count(&self, chunk: Chunk<'_>, number: usize, bytes: usize, places: usize) {
         let more = u16::try_from(part(bytes, places)).unwrap_or(ALL);
         let add = |dead: u16| Some(dead.saturating_add(more));
@@ -80,11 +82,11 @@ impl DeadChunks {
                 _ => {}
             }
         }
-        // Those that are noted are perhaps of no use to anybody: pinned for long, or too full for what is put in.
+        // The noted chunks may be useless: pinned for long, or too full for the new values.
         self.0[number as usize % NOTED].store(number, Ordering::Relaxed);
     }
 
-    /// Calls `look` with each number, the latest first, until it has used one.
+    /// Calls `look` with each number, the latest first, until `look` has used one.
     pub fn find<R>(&self, mut look: impl FnMut(usize) -> Look<R>) -> Option<R> {
         for place in self.0.iter().rev() {
             let there = place.load(Ordering::Relaxed);
@@ -137,7 +139,7 @@ mod tests {
         let even = |number: usize| if number % 2 == 0 { Look::Used(number) } else { Look::Keep };
         assert_eq!(noted.find(even), Some(NOTED - 2));
         let small = |number: usize| if number < 9 { Look::Used(number) } else { Look::Forget };
-        // Those that came when there was no room any more have others' places.
+        // Numbers that came when all places were taken have replaced others.
         assert_eq!((noted.find(small), noted.find(Look::Used)), (Some(0), None));
         (0..9).for_each(|number| noted.note(number));
         assert_eq!((noted.find(small), noted.find(Look::Used)), (Some(8), Some(7)));

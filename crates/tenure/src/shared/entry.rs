@@ -1,6 +1,6 @@
 //! A word of the index: where a key's value lies.
 
-/// Which chunk, which life of that chunk, where in it, and some bits of the key's hash. 0: none.
+/// A chunk, a life of that chunk, a place in it, and some bits of the key's hash. 0: none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(pub u64);
 
@@ -8,12 +8,13 @@ const OFFSET_BITS: u32 = 16;
 const CHUNK_BITS: u32 = 22;
 const LIFE_BITS: u32 = 16;
 
-/// Places of a chunk. A record begins at one; the first is the chunk's own, so no entry is 0.
+/// The number of places of a chunk. A record begins at a place. The first place belongs to the
+/// chunk itself, so no entry is 0.
 pub(super) const PLACES: usize = 1 << OFFSET_BITS;
-/// Chunks that an entry can name.
+/// The number of chunks that an entry can name.
 pub(super) const MOST_CHUNKS: usize = 1 << CHUNK_BITS;
 
-/// Bytes between two places of a chunk of `bytes` bytes.
+/// Returns the bytes between two places of a chunk of `bytes` bytes.
 pub(super) fn unit(bytes: usize) -> usize {
     (bytes / PLACES).max(16)
 }
@@ -34,7 +35,7 @@ impl Entry {
         )
     }
 
-    /// Whether it may be that hash's.
+    /// Returns whether the entry may belong to this hash.
     pub fn may_be(self, hash: u64) -> bool {
         self != Entry::NONE && (self.0 ^ hash) >> (OFFSET_BITS + CHUNK_BITS + LIFE_BITS) == 0
     }
@@ -47,12 +48,13 @@ impl Entry {
         self.0 as usize & (PLACES - 1)
     }
 
-    /// Whether it leads to the life of the chunk before that one: its value went not long ago.
+    /// Returns whether the entry leads to the life of the chunk before this one: its value went not
+    /// long ago.
     pub fn is_of_life_before(self, life: u16) -> bool {
         self.is_of(life.wrapping_sub(1))
     }
 
-    /// Whether the chunk is in that life.
+    /// Returns whether the entry leads to this life of its chunk.
     pub fn is_of(self, life: u16) -> bool {
         (self.0 >> (OFFSET_BITS + CHUNK_BITS)) as u16 == life
     }

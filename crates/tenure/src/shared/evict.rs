@@ -1,8 +1,9 @@
 //! Which values of a shared cache go when it needs a chunk: S3-FIFO, in steps of chunks.
 //!
-//! New values are a tenth of the chunks, kept ones the rest, each in the order in which the chunks were opened. The
-//! oldest chunk goes. What was asked for meanwhile is written again first, among the kept ones. A chunk that is nearly
-//! [dead](super::dead) goes before all others, and before the cache takes more memory.
+//! New values have a tenth of the chunks, and kept values have the rest. Each class keeps the order
+//! in which its chunks were opened, and its oldest chunk goes. Values that were used meanwhile are
+//! first written again, among the kept ones. A chunk that is nearly [dead](super::dead) goes before
+//! all others, and before the cache takes more memory.
 
 use super::chunk::Purge;
 use super::dead::Look;
@@ -17,19 +18,20 @@ use crate::sync::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// One in so many chunks is of new values.
+/// One in this many chunks has new values.
 const NEW_ONE_IN: usize = 10;
-/// A new value that was asked for so often is kept, and a kept one stays.
+/// A new value with this many uses is kept, and a kept value with this many stays.
 const KEEP_NEW: u32 = 1;
 const KEEP_KEPT: u32 = 1;
-/// So many chunks are emptied at most with their hot values written again; then one goes with all.
+/// At most this many chunks are emptied with their used values written again. Then a chunk goes
+/// with all its values.
 const TRIES: usize = 3;
-/// For so many milliseconds it looks for a chunk that nobody has pinned, and for so many where a child was just forked, which
-/// may have all chunks pinned until it has run.
+/// For this many milliseconds the cache looks for an unpinned chunk. The second limit applies after
+/// a fork: the child may have all chunks pinned until it has run.
 const PATIENCE: u32 = 10;
 const FORK_PATIENCE: u32 = 500;
 
-/// A value that is to be written again.
+/// A value that will be written again.
 struct Hot {
     entry: Entry,
     hash: u64,
@@ -40,12 +42,12 @@ struct Hot {
 }
 
 impl Hot {
-    /// Hash, end, key and value.
+    /// Returns hash, end, key and value.
     fn parts(&self) -> (u64, u64, &[u8], &[u8]) {
         (self.hash, self.expires, &self.key, &self.value)
     }
 
-    /// The index has it there from here on, if it has it still where it was.
+    /// Makes the index lead to the new place, if it still leads to the old one.
     fn is_now(&self, parts: &Parts<'_>, new: Entry) {
         let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
         let put = |place: &AtomicU64| place.compare_exchange(self.entry.0, new.0, order, failed);
@@ -58,8 +60,9 @@ impl Hot {
     }
 }
 
-/// A chunk for new values, pinned, with so many places free. Where there is no empty one, or no memory for one, the oldest
-/// gives way. `None`: every chunk is pinned, and stays so for some milliseconds.
+/// Returns a chunk for new values, pinned, with this many places free. If there is no empty chunk,
+/// or no memory for one, the oldest chunk goes. Returns `None` if every chunk stays pinned for some
+/// milliseconds.
 pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<Empty<'a>>> {
     if let Some(chunk) = dead_chunk(parts, need) {
         return Ok(Some(chunk));
@@ -87,7 +90,7 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<E
                     pinned.push(number);
                     continue;
                 }
-                // The kernel takes nothing, so emptying others frees no memory either.
+                // The kernel takes no memory, so emptying other chunks frees none either.
                 Purge::Refused => break,
             }
             write_again(parts, hot, &spare);
@@ -98,17 +101,18 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<E
                 break;
             }
         }
-        // Where memory is short, making it purges what is left.
+        // If memory is short, making the chunk purges others.
         if let Some(chunk) = find_gone(parts.memory, parts.index)? {
             return Ok(Some(chunk));
         }
-        // Readers pin a chunk for a moment. In a small cache that may be all of them.
+        // Readers pin a chunk for a moment. In a small cache they may have all chunks pinned.
         let is_forking = parts.memory.region().forks().is_none();
         if waited >= if is_forking { FORK_PATIENCE } else { PATIENCE } {
             return Ok(None);
         }
         if waited == 0 {
-            // Those that have them pinned may have died, and no worker have got to look yet.
+            // The processes that have chunks pinned may have died, and no worker may have looked
+            // yet.
             list::look_who_lives(parts.memory.region());
         }
         waited += 1;
@@ -116,7 +120,8 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<E
     }
 }
 
-/// A chunk that was nearly dead, with what is left of its values, and so many places free. `None`: there is none now.
+/// Returns a chunk that was nearly dead, with the rest of its values and this many places free.
+/// Returns `None` if there is none now.
 fn dead_chunk<'a>(parts: &Parts<'a>, need: usize) -> Option<Empty<'a>> {
     let memory = parts.memory;
     let (bytes, unit) = (memory.chunk_size(), unit(memory.chunk_size()));
@@ -155,7 +160,8 @@ fn dead_chunk<'a>(parts: &Parts<'a>, need: usize) -> Option<Empty<'a>> {
     })
 }
 
-/// Takes a chunk's values away. Its memory is given back where memory is short; else the chunk is the `spare` one.
+/// Removes a chunk's values. If memory is short, gives its memory back. Otherwise the chunk becomes
+/// the `spare` one.
 fn empty<'a>(
     parts: &Parts<'a>,
     chunk: usize,
@@ -172,7 +178,7 @@ fn empty<'a>(
     Purge::Done
 }
 
-/// The chunk that goes next, but for some.
+/// Returns the chunk that goes next, except for the chunks in `but`.
 fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
     let region = parts.memory.region();
     let kept = stored(Class::Kept.priority());
@@ -203,7 +209,7 @@ fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
     }
 }
 
-/// Writes values among the kept ones, in `spare` where another chunk is needed for them.
+/// Writes values among the kept ones. If they need another chunk, takes `spare`.
 fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'a>>>) {
     for hot in hot {
         let gone = |_| match spare.take() {
@@ -226,8 +232,9 @@ fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'
     }
 }
 
-/// The values of a chunk that were asked for at least so often, and that the index still has there. Behind the last record
-/// there are zeros, or what is left of another life of the chunk, which the index does not name.
+/// Returns the values of a chunk with at least this many uses to which the index still leads. After
+/// the last record come zeros, or remains of another life of the chunk, to which the index does not
+/// lead.
 fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut hot = Vec::new();
     let Ok(Some(_pin)) = parts.memory.read(chunk) else { return hot };
@@ -251,7 +258,8 @@ fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     hot
 }
 
-/// Whether the index names just this record: bytes that a killed writer left are none.
+/// Returns whether the index leads to exactly this record. It does not lead to bytes that a killed
+/// writer left.
 fn is_named(parts: &Parts<'_>, record: &Record<'_>, entry: Entry) -> bool {
     let named = |_: &_, there: Entry| (there == entry).then_some(());
     parts.index.find(parts.memory, record.hash(), named).is_some()

@@ -1,6 +1,6 @@
-//! Values that are being made: for each one place in the root of a shared cache, so that it is made once, in whichever
-//! process comes first. A process that dies leaves its place taken; whoever waits there finds out, and frees it, and so
-//! does whoever takes the dead one's slot.
+//! Values that are being made: each has one place in the root of a shared cache, so that one
+//! process makes it once. A process that dies leaves its place taken. A thread that waits there
+//! finds that out and frees the place, and so does the process that takes the dead one's slot.
 
 use super::making::{Making, FLIGHTS};
 use super::region::Region;
@@ -10,30 +10,32 @@ use rustix::io::Errno;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a waiter sleeps before it looks whether the maker lives.
+/// How long a waiter sleeps before it checks whether the maker lives.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-/// Values that a thread makes, one inside another, of which it is known.
+/// How many values, one inside another, the cache remembers for a thread that makes them.
 const NESTED: usize = 8;
 
 thread_local! {
-    // Constant and without a destructor: no allocation, and usable to a thread's very end.
-    /// Each thread's own: the values that it makes. It would wait for itself for any of them.
+    // Constant and without a destructor: it allocates nothing, and a thread can use it until its
+    // very end.
+    /// Each thread's own: the values that it makes. If it waited for one of them, it would wait for
+    /// itself.
     static MAKING: Cell<[Making; NESTED]> = const { Cell::new([Making::NONE; NESTED]) };
 }
 
 /// The right to make a value. It ends when it is dropped.
 pub(super) struct Flight<'a> {
-    /// `None`: another key has the place, so others may make the value, too.
+    /// `None`: another key has the place, so other threads may make this value too.
     place: Option<&'a AtomicU64>,
     making: Making,
     process: u64,
 }
 
-/// How an attempt to make a value begins.
+/// What an attempt to make a value found.
 pub(super) enum Begin<'a> {
     Make(Flight<'a>),
-    /// Another made it, or gave up: look again.
-    /// How the look went whether the process lives that makes it.
+    /// Another thread made it, or gave up: look again. The field: the result of the check whether
+    /// the maker's process lives.
     Waited(std::result::Result<(), Errno>),
     /// This thread makes it already.
     Own,
@@ -47,7 +49,7 @@ fn swap_making(from: Making, to: Making) {
     }
 }
 
-/// Begins to make the value of a hash, or waits for the one that does.
+/// Begins to make the value of a hash, or waits for its maker.
 pub(super) fn begin<'a>(
     region: &Region,
     flights: &'a [AtomicU64; FLIGHTS],
@@ -86,11 +88,11 @@ fn wait(region: &Region, place: &AtomicU64, there: Making) -> std::result::Resul
         return Ok(());
     }
     match awaited.owner() {
-        // Of no process: another one has overwritten it.
+        // The owner is not a process: another process has overwritten the word.
         owner if owner >= region.shape.slots => {
             let _ = place.compare_exchange(awaited.0, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
-        // Another thread's of this process.
+        // Another thread of this process makes the value.
         owner if Some(owner) == region.slots.own_or_none() => {}
         owner => return region.wait_no_longer_for_the_dead(owner),
     }
@@ -100,7 +102,7 @@ fn wait(region: &Region, place: &AtomicU64, there: Making) -> std::result::Resul
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         swap_making(self.making, Making::NONE);
-        // A child's copy: the parent makes the value.
+        // This is a child's copy, and the parent makes the value.
         if self.process != generation::current() {
             return;
         }

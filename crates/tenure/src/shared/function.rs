@@ -1,4 +1,4 @@
-//! A process's function that makes chunks.
+//! The function with which a process makes chunks.
 
 #![allow(
     unsafe_code,
@@ -11,7 +11,6 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What a function returns.
 pub(super) type Made = std::result::Result<(), RefillError>;
 
 type Makes = dyn Fn(usize, &mut [u8]) -> Made + Send + Sync;
@@ -31,7 +30,7 @@ impl Function {
         Function(Arc::new(function))
     }
 
-    /// Has it make a chunk's bytes; a panic is a failure like any other.
+    /// Makes a chunk's bytes with the function. A panic counts as a failure.
     fn call(&self, place: &FunctionPlace, chunk: usize, bytes: &mut [u8]) -> Made {
         let mine = (std::ptr::from_ref(place) as usize, chunk);
         change(|all| all.push(mine));
@@ -42,7 +41,7 @@ impl Function {
 }
 
 thread_local! {
-    /// Each thread's own: the chunks whose functions it is in, the innermost last.
+    /// Each thread's own: the chunks whose function the thread is running, the innermost last.
     static MAKING: Cell<Vec<(usize, usize)>> = const { Cell::new(Vec::new()) };
 }
 
@@ -61,7 +60,7 @@ impl<T> Once<T> {
         Once(AtomicPtr::new(null_mut()))
     }
 
-    /// `false`: there is one.
+    /// Returns `false` if the value is set already.
     pub fn set(&self, value: T) -> bool {
         let new = Box::into_raw(Box::new(value));
         let set = self.0.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Relaxed);
@@ -73,7 +72,7 @@ impl<T> Once<T> {
     }
 
     fn get(&self) -> Option<&T> {
-        // SAFETY: null, or a box that is published once, and freed with this value.
+        // SAFETY: the pointer is null, or a box that is published once and freed with this value.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 }
@@ -82,7 +81,7 @@ impl<T> Drop for Once<T> {
     fn drop(&mut self) {
         let value = *self.0.get_mut();
         if !value.is_null() {
-            // SAFETY: from `Box::into_raw`, and nobody has a reference to it any more.
+            // SAFETY: from `Box::into_raw`, and no reference to it exists any more.
             drop(unsafe { Box::from_raw(value) });
         }
     }
@@ -94,8 +93,9 @@ impl<T> std::fmt::Debug for Once<T> {
     }
 }
 
-/// How a region finds its function. The handle has the function: what it has captured is dropped on the program's threads, and
-/// never on the worker, which has other descriptors and may be the last to have the region.
+/// How a region finds its function. The handle owns the function, so the captured values are
+/// dropped on the program's threads. The worker must not drop them: it has other descriptors, and
+/// may be the last to hold the region.
 pub(super) struct FunctionPlace(Once<Weak<Makes>>);
 
 impl FunctionPlace {
@@ -103,7 +103,7 @@ impl FunctionPlace {
         FunctionPlace(Once::new())
     }
 
-    /// `false`: there is one.
+    /// Returns `false` if a function is set already.
     pub fn set(&self, function: &Function) -> bool {
         self.0.set(Arc::downgrade(&function.0))
     }
@@ -116,7 +116,6 @@ impl FunctionPlace {
         self.0.get().is_some()
     }
 
-    /// Has the function make a chunk's bytes.
     pub fn call(&self, chunk: usize, bytes: &mut [u8]) -> Made {
         match self.get() {
             Some(function) => function.call(self, chunk, bytes),
@@ -124,7 +123,8 @@ impl FunctionPlace {
         }
     }
 
-    /// Whether the calling thread is in the function for this chunk, and would wait for itself.
+    /// Returns whether the calling thread runs the function for this chunk. It would then wait for
+    /// itself.
     pub fn is_called_here_for(&self, chunk: usize) -> bool {
         change(|all| all.contains(&(std::ptr::from_ref(self) as usize, chunk)))
     }

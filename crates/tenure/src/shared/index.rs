@@ -1,9 +1,9 @@
-//! Which keys a shared cache has: tables of entries, each twice as large as the one before, in chunks that every
-//! process that has the cache open keeps pinned.
+//! Which keys a shared cache has: tables of entries, each twice as large as the one before. Every
+//! process that has the cache open keeps the tables' chunks pinned.
 //!
-//! New entries go to the last table that is in use; a table that is three quarters full is followed by the next one. A
-//! line of eight entries is all that is looked at for a key in a table. Every change is one compare-and-swap, so a
-//! process may die between any two.
+//! New entries go to the last table in use. When a table is three quarters full, the next table
+//! comes into use. A lookup reads one line of eight entries in each table. Every change is one
+//! compare-and-swap, so a process may die between any two of them.
 
 #![allow(unsafe_code, reason = "gives out atomics of shared memory")]
 
@@ -17,19 +17,19 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// What the first chunk holds.
+/// The contents of the first chunk.
 #[repr(C)]
 pub(super) struct Root {
-    /// The seed of the keys' hashes; never 0 once it is made.
+    /// The seed of the keys' hashes. It is never 0 after it was made.
     pub seed: AtomicU64,
-    /// Tables in use, less one.
+    /// The number of tables in use, minus one.
     last: AtomicU32,
     /// Where the last empty chunk was found.
     pub hint: AtomicU32,
-    /// Entries that each table has or had.
+    /// How many entries were put into empty places of each table.
     used: [AtomicU64; MOST_TABLES],
     pub inserts: AtomicU64,
-    /// Entries that gave way to others because their line was full.
+    /// Entries that were replaced because their line was full.
     pub displaced: AtomicU64,
     pub dead: DeadChunks,
     _room: [u64; (FLIGHTS_AT - ROOT_HEAD) / 8],
@@ -41,12 +41,11 @@ const MOST_TABLES: usize = 20;
 /// Bytes of the root before its room.
 const ROOT_HEAD: usize = 16 + 8 * MOST_TABLES + 16 + size_of::<DeadChunks>();
 const LINE: usize = 8;
-/// Another process fills a chunk with zeros in less, unless it is stopped in that.
+/// Another process fills a chunk with zeros in less time, unless it is stopped.
 const LONGEST: Duration = Duration::from_secs(1);
 /// The chunks of the index are at most this part of all.
 const PART: usize = 64;
 
-/// A line of a table.
 type Line = [AtomicU64; LINE];
 
 /// See the module's head.
@@ -54,25 +53,25 @@ type Line = [AtomicU64; LINE];
 pub(super) struct Index {
     tables: usize,
     chunk: usize,
-    /// Which chunks this process has pinned. A child has inherited those pins.
+    /// Which chunks this process has pinned. A child inherits those pins.
     pinned: Box<[AtomicBool]>,
-    /// Where the data begins: the addresses of chunks follow from it.
+    /// The start of the data: the addresses of chunks follow from it.
     base: usize,
 }
 
-/// Whether a cache can have so many chunks of so many bytes: the root lies in the first one.
+/// Returns whether a cache can have this many chunks of this size: the root lies in the first one.
 pub(super) fn is_possible(chunks: usize, chunk: usize) -> bool {
     (4..=MOST_CHUNKS).contains(&chunks) && chunk >= size_of::<Root>()
 }
 
-/// How many chunks the index has, of so many in all; how many tables that are.
+/// Returns how many tables the index of a cache with this many chunks has.
 fn tables_of(chunks: usize) -> usize {
     let most = (chunks / PART).max(1);
     ((most + 1).ilog2() as usize).clamp(1, MOST_TABLES)
 }
 
 impl Index {
-    /// Pins the root and the first table, and makes them where they are gone: then the cache is empty.
+    /// Pins the root and the first table. Makes them if they are gone: then the cache is empty.
     pub fn open(memory: &SharedVolatile) -> Result<Index> {
         let tables = tables_of(memory.chunks());
         let index = Index {
@@ -92,16 +91,17 @@ impl Index {
         Ok(index)
     }
 
-    /// Chunks that the index has: those of the values come behind.
+    /// Returns the number of chunks of the index. The chunks of values follow.
     pub fn chunks(&self) -> usize {
         1 << self.tables
     }
 
-    /// Pins a chunk for as long as this process has the cache open, and makes it where it is gone. Waits for one that
-    /// another process makes or purges, which may be stopped in it, as long as [`LONGEST`].
+    /// Pins a chunk for as long as this process has the cache open, and makes it if it is gone. If
+    /// another process makes or purges the chunk, waits for at most [`LONGEST`], because that
+    /// process may be stopped.
     ///
     /// # Errors
-    /// There is no memory for it, or it is still being made.
+    /// There is no memory for it, or another process still makes it.
     fn keep(&self, memory: &SharedVolatile, chunk: usize) -> Result<()> {
         if self.pinned[chunk].load(Ordering::Acquire) {
             return Ok(());
@@ -120,13 +120,13 @@ impl Index {
                 SharedPin::BeingMade(other) => pin = other.wait(Some(LONGEST))?,
             }
         }
-        // Two threads that come together pin it twice, until the cache is closed.
+        // Two threads that come at once pin it twice, until the cache is closed.
         self.pinned[chunk].store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Pins a chunk in the same way if it is there. Waits for nobody. `false`: it is gone, or being made or purged, so it
-    /// has no entries.
+    /// Pins a chunk in the same way if it is there. Never waits. Returns `false` if the chunk is
+    /// gone, being made or being purged: then it has no entries.
     fn is_kept(&self, memory: &SharedVolatile, chunk: usize) -> bool {
         if self.pinned[chunk].load(Ordering::Acquire) {
             return true;
@@ -138,14 +138,15 @@ impl Index {
     }
 
     pub fn root(&self) -> &Root {
-        // SAFETY: the first chunk is mapped and kept pinned, zeros at first, and all processes use it as these atomics.
+        // SAFETY: the first chunk is mapped and stays pinned. Its bytes are zeros at first, and all
+        // processes use it as these atomics.
         unsafe { &*(self.base as *const Root) }
     }
 
-    /// Where a hash's line of a table is: the chunk, and the place in it. A table has twice as many chunks as the one before
-    /// it, behind the root.
+    /// Returns the chunk of a hash's line in a table, and the line's number in that chunk. Behind
+    /// the root, each table has twice as many chunks as the one before.
     fn line_of(&self, number: usize, hash: u64) -> (usize, usize) {
-        // Powers of two. The upper bits tell entries of a line apart.
+        // All are powers of two. The upper bits of the hash distinguish the entries of a line.
         let line = hash as usize & (self.lines_of(number) - 1);
         let each = self.lines_of(0);
         ((1 << number) + (line >> each.ilog2()), line & (each - 1))
@@ -155,14 +156,15 @@ impl Index {
         (self.chunk << table) / size_of::<Line>()
     }
 
-    /// The lines in a chunk that this process keeps pinned.
+    /// Returns the lines in a chunk that this process keeps pinned.
     fn lines(&self, chunk: usize) -> &[Line] {
         let (at, lines) = (self.base + chunk * self.chunk, self.lines_of(0));
-        // SAFETY: the chunk is mapped and kept pinned, zeros at first, and all processes use it as these atomics.
+        // SAFETY: the chunk is mapped and stays pinned. Its bytes are zeros at first, and all
+        // processes use it as these atomics.
         unsafe { std::slice::from_raw_parts(at as *const Line, lines) }
     }
 
-    /// Every place that may have an entry.
+    /// Returns every place that may have an entry.
     fn places<'a>(&'a self, memory: &'a SharedVolatile) -> impl Iterator<Item = &'a AtomicU64> {
         let chunks = 1..1 << (self.last() + 1);
         let kept = chunks.filter(|chunk| self.is_kept(memory, *chunk));
@@ -173,7 +175,8 @@ impl Index {
         (self.root().last.load(Ordering::Acquire) as usize).min(self.tables - 1)
     }
 
-    /// Calls `act` with every place whose entry may be that hash's, the newest table first, until it answers something.
+    /// Calls `act` with every place whose entry may belong to the hash, the newest table first,
+    /// until `act` returns a value.
     pub fn find<'a, R>(
         &'a self,
         memory: &SharedVolatile,
@@ -197,11 +200,13 @@ impl Index {
         None
     }
 
-    /// Puts an entry in. `is_stale`: whether an entry leads nowhere any more. `pick`: which one gives way where all lead
-    /// somewhere. Returns the place, and the entry that gave way.
+    /// Puts an entry in. `is_stale`: returns whether an entry leads nowhere any more. `pick`:
+    /// chooses the entry to replace if none is empty or stale. Returns the place, and the replaced
+    /// entry.
     ///
     /// # Errors
-    /// `ENOMEM`: there is no memory for the table. `ETIMEDOUT`: another process that makes it is stopped.
+    /// `ENOMEM`: there is no memory for the table. `ETIMEDOUT`: another process that makes it is
+    /// stopped.
     pub fn put(
         &self,
         memory: &SharedVolatile,
@@ -243,7 +248,8 @@ impl Index {
         }
     }
 
-    /// Takes out every entry of a chunk: from here on none is from a life of it that an entry cannot tell from this one.
+    /// Removes every entry of a chunk. After that no entry is from an earlier life that has the
+    /// same 16 bits as this one.
     pub fn forget(&self, memory: &SharedVolatile, chunk: usize) {
         for place in self.places(memory) {
             let there = place.load(Ordering::Relaxed);
@@ -274,7 +280,7 @@ mod tests {
         assert_eq!(tables_of(24 << 10), 8);
     }
 
-    /// A process is stopped while it gives a part of the index back that nobody has pinned.
+    /// A process is stopped while it gives back a part of the index that no process has pinned.
     #[test]
     fn a_part_that_is_being_purged_is_waited_for_by_no_look() {
         let memory = SharedVolatile::builder(512 << 16).chunk_size(1 << 16).build().unwrap();
@@ -291,7 +297,7 @@ mod tests {
         assert!(index.find(&memory, 5 << 60, |_, _| Some(())).is_some());
     }
 
-    /// Two tables; the second has chunks 2 and 3, of which another one makes chunk 3.
+    /// There are two tables. The second has chunks 2 and 3, and another process makes chunk 3.
     #[test]
     fn a_part_that_is_being_made_hides_no_other_and_is_waited_for_by_no_look() {
         let memory = SharedVolatile::builder(512 << 16).chunk_size(1 << 16).build().unwrap();

@@ -1,20 +1,21 @@
-//! What a child inherits from other threads than the one that forks.
+//! What a child inherits from threads other than the one that forks.
 //!
-//! A child has the pins that its parent has at the fork, and counts them when it runs. It may run late. Until then the
-//! parent has a pin noted in the child's slot for each chunk that was pinned when the fork began. What other threads pin
-//! after that is not noted: then the child [holds everything](super::layout::slot::HOLDS_ALL) until it runs. A guard that
-//! the child may use was given out before the fork, so its pin was counted before, and so was what is said here.
+//! A child has the pins that its parent has at the fork, and counts them when it runs, which may be
+//! late. So at the beginning of the fork the parent notes a pin in the child's slot for each pinned
+//! chunk. It does not note the pins that other threads take after that: then the child [holds
+//! everything](super::layout::slot::HOLDS_ALL) until it runs. A guard that the child may use was
+//! given out before the fork. So its pin was counted, and [`MORE`] was set, before the fork.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// No fork is under way.
+/// No fork is in progress.
 const NONE: u8 = 0;
-/// One is, and all that is pinned is noted.
+/// A fork is in progress, and all pins are noted.
 const NOTED: u8 = 1;
-/// One is, and more was pinned since.
+/// A fork is in progress, and other threads have taken pins since.
 const MORE: u8 = 2;
 
-/// Whether a fork is under way, and what other threads do meanwhile.
+/// Whether a fork is in progress, and whether other threads took pins meanwhile.
 pub(super) struct Inheritance(AtomicU8);
 
 impl Inheritance {
@@ -22,9 +23,9 @@ impl Inheritance {
         Inheritance(AtomicU8::new(NONE))
     }
 
-    /// A fork begins. What is pinned is to be noted after this.
+    /// A fork begins. The caller notes the pinned chunks after this call.
     pub fn begin(&self) {
-        // An exchange, so that what is read afterwards is read afterwards.
+        // An exchange, so that later reads come after it.
         self.0.swap(NOTED, Ordering::SeqCst);
         crate::sync::barrier_after_rmw();
     }
@@ -37,7 +38,7 @@ impl Inheritance {
         }
     }
 
-    /// The fork is done. `true`: the child has no pin that is not noted.
+    /// The fork is done. Returns `true` if all pins of the child are noted.
     pub fn end(&self) -> bool {
         self.0.swap(NONE, Ordering::SeqCst) == NOTED
     }

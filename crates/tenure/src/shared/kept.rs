@@ -1,10 +1,12 @@
-//! Chunks that are kept for all processes at once, without a count, as ashmem's pins are.
+//! Chunks that are kept for all processes at once, without a count, like the pins of ashmem.
 //!
-//! A file that is made for it has every chunk kept at first, with the bytes that its users write through mappings of
-//! their own. One call by any process releases a chunk, and one call by any process keeps it again. The byte in the
-//! chunk's record says which. As with counted pins, the keeper writes first and looks afterwards, and so does the purger.
+//! In such a file every chunk is kept at first. Its users write the bytes through mappings of their
+//! own. One call by any process releases a chunk, and one call by any process keeps it again. A
+//! byte in the chunk's record holds this state. As with counted pins, the keeper writes first and
+//! looks afterwards, and so does the purger.
 //!
-//! A chunk that was never released is fresh, which nobody purges. So a new file needs no record of any chunk.
+//! A chunk that was never released is fresh, and no process purges a fresh chunk. So a new file
+//! needs no record of any chunk.
 
 use super::chunk::Found;
 use super::region::{damaged, Region};
@@ -18,19 +20,20 @@ use crate::sync::{barrier_after_rmw, Ordering};
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// It may be purged.
+/// The chunk may be purged.
 const RELEASED: u8 = 1;
-/// It was purged, and nobody has been told.
+/// The chunk was purged, and no call has reported it.
 const LOST: u8 = 2;
 
-/// Keeps chunks. `true`: some were purged since they were kept last. Those read zeros now, and no other call is told.
+/// Keeps chunks. Returns `true` if some were purged since they were kept last. Those read zeros
+/// now, and no other call reports this loss.
 ///
-/// The bytes that were purged have no memory until somebody touches them. A caller that is killed before it was told
-/// leaves what it found to the next.
+/// Purged bytes have no memory until a thread touches them. If the caller is killed before the call
+/// returns, the next call reports what it found.
 ///
 /// # Errors
-/// `ENOMEM`: the old memory of a chunk could not be given back. `EPROTO`. The chunks before it are kept; what the call
-/// found is told to the next.
+/// `ENOMEM`: the old memory of a chunk could not be given back. `EPROTO`. The chunks before it are
+/// kept, and the next call reports what this call found.
 pub(super) fn keep(region: &Region, call: &'static str, chunks: Range<usize>) -> Result<bool> {
     fork::look();
     region.slots.own(call)?;
@@ -52,7 +55,8 @@ pub(super) fn keep(region: &Region, call: &'static str, chunks: Range<usize>) ->
     Ok(any)
 }
 
-/// Waits until a kept chunk is at rest. One that is purged has zeros from now on, and its loss is noted.
+/// Waits until a kept chunk is at rest. If it was purged, it has zeros from now on, and its loss is
+/// noted.
 fn settle(region: &Region, call: &'static str, chunk: usize) -> Result<()> {
     let record = region.chunk(chunk);
     let mut waiting = Waiting::new();
@@ -75,7 +79,7 @@ fn settle(region: &Region, call: &'static str, chunk: usize) -> Result<()> {
                     region.settle(chunk, &blocked, State::unmade);
                     return Err(Error::system(call, "giving the old memory back", Errno::NOMEM));
                 }
-                // First: a process that dies in between must not take it along.
+                // First: if the process dies before the next line, the loss stays noted.
                 region.kept(chunk).fetch_or(LOST, Ordering::SeqCst);
                 region.settle(chunk, &blocked, State::intact);
             }
@@ -95,7 +99,7 @@ pub(super) fn release(region: &Region, chunks: Range<usize>) {
     for chunk in chunks {
         let record = region.chunk(chunk);
         let fresh = State(0);
-        // It has bytes, which its users wrote. Where it is not fresh it was released before.
+        // The chunk has bytes that its users wrote. If it is not fresh, it was released before.
         let _ = record.state.compare_exchange(
             fresh.0,
             fresh.intact().0,
@@ -107,7 +111,7 @@ pub(super) fn release(region: &Region, chunks: Range<usize>) {
     }
 }
 
-/// Whether a chunk is kept now.
+/// Returns whether a chunk is kept now.
 pub(super) fn is_kept(region: &Region, chunk: usize) -> bool {
     region.shape.asked != 0 && region.kept(chunk).load(Ordering::SeqCst) & RELEASED == 0
 }

@@ -1,5 +1,5 @@
-//! How the shared file is laid out: the data first, so that its offset in the file is its offset in the data; then a
-//! record for each chunk; then one page of facts.
+//! The layout of the shared file. The data comes first, so that its offset in the file is its
+//! offset in the data. Then come a record for each chunk, and one page of facts.
 
 use super::chunk::PINS_AT;
 use crate::error::{Error, ErrorKind, Result};
@@ -8,11 +8,11 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// "tenure" and the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x02");
-/// Processes at most, so that their flags fit the page of facts.
+/// The largest number of processes. Their flags fit the page of facts.
 pub(super) const MOST_SLOTS: u32 = 1024;
 const FLAGS_AT: usize = 1024;
 
-/// The page of facts, as far as it has a fixed place. Sizes are read once, when the file is opened.
+/// The facts with a fixed place in their page. The sizes are read once, when the file is opened.
 #[repr(C)]
 pub(super) struct Facts {
     /// Written last.
@@ -21,25 +21,26 @@ pub(super) struct Facts {
     data: AtomicU64,
     chunk: AtomicU64,
     slots: AtomicU32,
-    /// Tenths of a second, roughly: what a chunk's age is measured by.
+    /// Roughly tenths of a second. It measures a chunk's age.
     pub tick: AtomicU32,
-    /// The process that looks for what to purge, and one; 0: none.
+    /// The slot of the process that purges now, plus one. 0: none.
     pub purger: AtomicU32,
-    /// Forks that have begun: before a child inherits pins this has changed.
+    /// Forks that have begun. It changes before a child inherits pins.
     pub forks: AtomicU32,
-    /// The tick at which a process last looked who lives.
+    /// The tick at which a process last checked which processes live.
     pub looked: AtomicU32,
     /// A [`Use`].
     usage: AtomicU32,
     /// Chunks purged so far.
     pub purges: AtomicU64,
-    /// Dead processes whose pins were taken away.
+    /// Dead processes whose pins were removed.
     pub buried: AtomicU64,
-    /// Of a file whose chunks are kept: the length that its maker asked for. 0: chunks are pinned.
+    /// In a file of kept chunks: the length that its maker asked for. 0: chunks are pinned.
     asked: AtomicU64,
-    /// A chunk was released at some time.
+    /// 1 after a chunk was released for the first time.
     pub released: AtomicU32,
-    /// Chunks are made by refill functions, and touched without pins: see [`refill`](super::refill).
+    /// Refill functions make the chunks, and threads touch them without pins: see
+    /// [`refill`](super::refill).
     refilled: AtomicU32,
 }
 const _: () = assert!(size_of::<Facts>() <= FLAGS_AT);
@@ -56,26 +57,28 @@ pub(super) enum Use {
 }
 
 impl Facts {
-    /// Bytes of the facts.
+    /// The length of the facts.
     pub const LEN: usize = size_of::<Facts>();
 
-    /// The facts that were read from a file.
+    /// Returns the facts that were read from a file.
     #[allow(unsafe_code, reason = "bytes become atomics")]
     pub fn of(bytes: [u8; Self::LEN]) -> Facts {
-        // SAFETY: a structure of atomic integers without padding, of the same size; any bytes are a valid value.
+        // SAFETY: a structure of atomic integers without padding and of the same size. Any bytes
+        // are a valid value.
         unsafe { std::mem::transmute::<[u8; Self::LEN], Facts>(bytes) }
     }
 }
 
 /// Flags of a process.
 pub(super) mod slot {
-    /// A process has, or had, this place: see who lives.
+    /// A process has or had this slot. Its lock shows whether the process lives.
     pub const USED: u8 = 1;
-    /// It is a child that has not run yet, and may have pins that nobody has noted: nothing may be purged.
+    /// The process is a child that has not run yet and may have pins that are not noted: nothing
+    /// may be purged.
     pub const HOLDS_ALL: u8 = 2;
 }
 
-/// The sizes that follow from the page of facts. They are checked once, and kept where no other process writes.
+/// The sizes in the page of facts. They are checked once, and kept where no other process writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub data: usize,
@@ -83,7 +86,8 @@ pub(super) struct Shape {
     pub chunks: usize,
     pub slots: u32,
     pub record: usize,
-    /// Chunks are [kept](super::kept), not pinned: the length that the maker asked for. 0: they are pinned.
+    /// Chunks are [kept](super::kept), not pinned: the length that the maker asked for. 0: they are
+    /// pinned.
     pub asked: usize,
     /// Each page of a chunk is put in place whole: see [`refill`](super::refill).
     pub refilled: bool,
@@ -91,7 +95,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// # Errors
-    /// `EINVAL`: nothing can have these sizes.
+    /// `EINVAL`: these sizes are not possible.
     pub fn new(call: &'static str, len: usize, chunk: usize, slots: u32) -> Result<Shape> {
         let page = os::page_size();
         let bad = |why: String, remedy: &'static str| {
@@ -116,17 +120,17 @@ impl Shape {
         Ok(Shape { data, chunk, chunks: data / chunk, slots, record, asked: 0, refilled: false })
     }
 
-    /// Bytes of the records, whole pages.
+    /// Returns the bytes of the records, in whole pages.
     pub fn records(&self) -> usize {
         (self.chunks * self.record).next_multiple_of(os::page_size())
     }
 
-    /// Bytes of the file.
+    /// Returns the bytes of the file.
     pub fn file(&self) -> u64 {
         (self.data + self.records() + os::page_size()) as u64
     }
 
-    /// Writes the facts of a file that nobody has opened yet.
+    /// Writes the facts of a file that no process has opened yet.
     pub fn write(&self, facts: &Facts, usage: Use) {
         facts.usage.store(usage as u32, Ordering::Relaxed);
         facts.page.store(os::page_size() as u64, Ordering::Relaxed);
@@ -141,7 +145,7 @@ impl Shape {
     /// Reads the facts of a file of `bytes` bytes.
     ///
     /// # Errors
-    /// `EPROTO`: it is no file of tenure's, one that is not complete, or one of another version.
+    /// `EPROTO`: the file is not tenure's, is not complete, or has another version.
     pub fn read(call: &'static str, facts: &Facts, bytes: u64, usage: Use) -> Result<Shape> {
         let not = |why: &'static str| {
             let remedy = "pass the descriptor that the maker of a SharedVolatile passed on";
@@ -179,14 +183,15 @@ impl Shape {
     }
 }
 
-/// The flags of the processes, behind the facts.
+/// Returns the flags of the processes, which follow the facts.
 ///
 /// # Safety
-/// `facts` lies at the start of a mapped page, which stays mapped for `'a`, and the shape is that page's.
+/// `facts` lies at the start of a mapped page, which stays mapped for `'a`, and `slots` is from
+/// that page's shape.
 #[allow(unsafe_code, reason = "gives out atomics of shared memory")]
 pub(super) unsafe fn flags<'a>(facts: *const Facts, slots: u32) -> &'a [AtomicU8] {
-    // SAFETY: the caller promises that the page is mapped, and MOST_SLOTS flags fit behind FLAGS_AT in the smallest
-    // page. All processes use them as atomics only.
+    // SAFETY: the caller promises that the page is mapped. MOST_SLOTS flags fit behind FLAGS_AT in
+    // the smallest page. All processes use them only as atomics.
     unsafe { std::slice::from_raw_parts(facts.cast::<AtomicU8>().add(FLAGS_AT), slots as usize) }
 }
 

@@ -1,5 +1,5 @@
-//! The regions of this process, in a list through themselves: a change allocates nothing, and a fork finds it whole, also
-//! one that a signal's handler makes.
+//! The regions of this process. Each region contains the link to the next one: a change allocates
+//! nothing, and a fork finds the list whole, even if a signal handler forks.
 
 #![allow(
     unsafe_code,
@@ -12,73 +12,77 @@ use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use std::sync::Arc;
 
-/// For the whole process: a fork is one of all its regions.
+/// For the whole process: a fork copies all its regions.
 static LIST: Lock<Option<Arc<Region>>> = Lock::new(Rank::SharedList, None);
 
-/// From now on the region is visited, and forks take it along, until [`remove`]. Under the same lock `enter` takes its
-/// place among the processes: a child that is made in between, by another thread or a handler of this one's, would go on
-/// in the same place.
+/// Lists the region: the worker visits it, and forks take it along, until [`remove`]. `enter` takes
+/// the process's slot under the same lock. Otherwise a child that another thread, or a handler on
+/// this one, makes in between would go on with the same slot.
 pub(super) fn add(region: &Arc<Region>, enter: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut first = LIST.lock_signals_blocked();
     enter()?;
-    // SAFETY: the list's lock is held.
+    // SAFETY: this thread holds the list's lock.
     unsafe { *region.next.get() = first.take() };
     *first = Some(region.clone());
     Ok(())
 }
 
-/// Takes a region out.
+/// Takes a region out of the list.
 pub(super) fn remove(region: &Arc<Region>) {
     fork::look();
     let mut first = LIST.lock_signals_blocked();
     let mut removed = None;
     let mut at: *mut Option<Arc<Region>> = &raw mut *first;
-    // SAFETY: each place is the list's first or that of a listed region, used under the list's lock, which is held.
+    // SAFETY: each place is the head of the list or a field of a listed region. Both are used only
+    // under the list's lock, which this thread holds.
     while let Some(there) = unsafe { &*at } {
         let next = there.next.get();
         if Arc::ptr_eq(there, region) {
-            // SAFETY: as above; the two places are different ones.
+            // SAFETY: this thread holds the list's lock. The two places are different.
             removed = unsafe { std::mem::replace(&mut *at, (*next).take()) };
             break;
         }
         at = next;
     }
     drop(first);
-    // The last of it may unmap the region, which nothing does under a lock.
+    // The last owner unmaps the region, which must not happen under a lock.
     drop(removed);
 }
 
-/// Does something with each region, under no lock. One that is removed meanwhile may end it early.
+/// Calls `act` with each region, under no lock. A region that is removed meanwhile may end the loop
+/// early.
 pub(super) fn each(mut act: impl FnMut(&Arc<Region>)) {
     let mut at = LIST.lock().clone();
     while let Some(region) = at {
         act(&region);
         let held = LIST.lock();
-        // SAFETY: the list's lock is held.
+        // SAFETY: this thread holds the list's lock.
         let next = unsafe { &*region.next.get() }.clone();
         drop(held);
         at = next;
     }
 }
 
-/// Takes away what processes have left that are dead.
+/// Removes what dead processes have left.
 pub(super) fn look_who_lives(region: &Region) {
     region.bury_the_dead(region.slots.own_or_none());
     let_go(region);
 }
 
-/// Lets go of what children had pinned that are dead, and had no slot.
+/// Releases what dead children without a slot had pinned.
 pub(super) fn let_go(region: &Region) {
     if region.slots.keeps_for_children() {
-        // Not while another thread forks, or this one in a signal's handler: the next look does it. Nor does a handler fork
-        // between the look and what follows from it.
+        // Not while another thread forks, or this thread inside a signal handler: the next check
+        // does it. The blocked signals keep a handler from forking between the check and the
+        // release.
         if let Some(_no_fork) = LIST.try_lock_signals_blocked() {
             region.slots.let_go(region);
         }
     }
 }
 
-/// The first region for which this holds. Under the list's lock: it only looks.
+/// Returns the first region for which `is_it` returns `true`. It runs under the list's lock, so it
+/// must only look.
 pub(super) fn find(is_it: impl Fn(&Region) -> bool) -> Option<Arc<Region>> {
     let first = LIST.lock();
     let mut at = first.as_ref();
@@ -86,13 +90,13 @@ pub(super) fn find(is_it: impl Fn(&Region) -> bool) -> Option<Arc<Region>> {
         if is_it(region) {
             return Some(region.clone());
         }
-        // SAFETY: the list's lock is held.
+        // SAFETY: this thread holds the list's lock.
         at = unsafe { &*region.next.get() }.as_ref();
     }
     None
 }
 
-/// Before a fork: holds the list, and has each region ready for it.
+/// Before a fork: holds the list, and prepares each region.
 pub(super) fn hold() {
     LIST.hold();
     if LIST.is_mine() {
@@ -100,7 +104,7 @@ pub(super) fn hold() {
     }
 }
 
-/// After it, in parent and child.
+/// After a fork, in parent and child.
 pub(super) fn release() {
     if LIST.is_mine() {
         each_held(|region| region.slots.after_fork(region));
@@ -128,11 +132,11 @@ pub(super) fn recover() {
 }
 
 fn each_held(mut act: impl FnMut(&Region)) {
-    // SAFETY: this thread holds the list, and no guard of it is there.
+    // SAFETY: this thread holds the list, and has no guard of it.
     let mut at = unsafe { LIST.held_value() }.as_ref();
     while let Some(region) = at {
         act(region);
-        // SAFETY: the list is held.
+        // SAFETY: this thread holds the list.
         at = unsafe { &*region.next.get() }.as_ref();
     }
 }

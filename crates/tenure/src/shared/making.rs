@@ -1,16 +1,17 @@
-//! Which value of a shared cache a process makes: a word. It lies in the first chunk, and names the process's slot, so that it
-//! goes with the rest of what a dead process has left.
+//! A word for each value of a shared cache that a process makes. It lies in the first chunk and
+//! names the process's slot, so it is removed with everything else that a dead process left.
 
 use super::layout::Use;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The slot and one (16 bits), bits of the key's hash (47), and whether somebody waits (1). 0: none.
+/// The slot plus one (16 bits), bits of the key's hash (47), and whether a thread waits (1). 0:
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Making(pub u64);
 
-/// So many values may be made at a time.
+/// The number of values that may be made at a time.
 pub(super) const FLIGHTS: usize = 1024;
-/// Where in the first chunk the words are.
+/// Where the words are in the first chunk.
 pub(super) const FLIGHTS_AT: usize = 512;
 
 const AWAITED: u64 = 1;
@@ -23,7 +24,7 @@ impl Making {
         Making(u64::from(own + 1) << 48 | (hash << 1) & HASH)
     }
 
-    /// The slot of the process that makes it.
+    /// Returns the slot of the process that makes it.
     pub fn owner(self) -> u32 {
         ((self.0 >> 48) as u32).wrapping_sub(1)
     }
@@ -32,7 +33,7 @@ impl Making {
         (self.0 ^ other.0) & HASH == 0
     }
 
-    /// Whether it is the same, awaited or not.
+    /// Returns whether it is the same, awaited or not.
     pub fn is(self, other: Making) -> bool {
         self.0 & !AWAITED == other.0 & !AWAITED
     }
@@ -46,13 +47,13 @@ impl Making {
     }
 }
 
-/// Whether the first chunk of memory of that use has such words.
+/// Returns whether memory of this use has such words in its first chunk.
 pub(super) fn are_in(usage: Use) -> bool {
     usage == Use::Cache
 }
 
-/// Takes away what a dead process made. The caller has its slot, so no other process makes anything as that one. Calls
-/// `wake` for each word that somebody waits at.
+/// Removes the makings of a dead process. The caller has its slot, so no other process makes a
+/// value in that slot. Calls `wake` for each word at which a thread waits.
 pub(super) fn bury(words: &[AtomicU64], dead: u32, wake: impl Fn(&AtomicU64)) {
     for word in words {
         let of_the_dead =

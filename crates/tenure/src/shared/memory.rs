@@ -1,4 +1,4 @@
-//! The shared memory as one process has it mapped, and what is done to a chunk in it.
+//! The shared memory as one process has mapped it, and the operations on its chunks.
 
 #![allow(unsafe_code, reason = "maps shared memory, and gives out atomics in it")]
 
@@ -17,31 +17,33 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::time::Duration;
 
-/// See the module's head. It says nothing of this process's place among the others.
+/// See the module's head. It does not know this process's slot.
 pub(super) struct Memory {
     pub file: SharedFile,
     pub shape: Shape,
-    /// The kernel chooses larger pages for shared memory, or is asked for them: memory is made by touching it, because a
-    /// mapping says of which size its pages are. Otherwise the file says it, for neighbouring chunks together.
+    /// The kernel chooses larger pages for shared memory, or was asked for them. Then a touch makes
+    /// memory, because a mapping determines the size of the pages. An allocation in the file would
+    /// choose one size for neighbouring chunks together.
     pub by_touch: bool,
     usage: Use,
     /// The program's view of the data, which userfaultfd watches.
     view: PageRange,
-    /// Tenure's own, unwatched: through it memory is made and given back.
+    /// tenure's own view, unwatched: through it tenure makes memory and gives it back.
     own: PageRange,
     /// The records and the page of facts.
     head: PageRange,
-    /// This process's pins of each chunk, which a child inherits as they are at the fork, and behind them a byte for each
-    /// chunk that is noted for a child.
+    /// This process's pins of each chunk, which a child inherits as they are at the fork. Behind
+    /// them comes one byte for each chunk that is noted for a child.
     counts: PageRange,
     spread: Spread,
 }
 
-/// Where the counts of a process lie: those of neighbouring chunks in different cache lines. With 16 counts in a line two
-/// threads that pinned a chunk each took 170 ns for a pin (Xeon, 2 cores).
+/// The places of a process's counts: those of neighbouring chunks are in different cache lines. With
+/// 16 counts in a line, two threads that each pinned their own chunk took 170 ns for a pin (Xeon, 2
+/// cores); now 47.
 #[derive(Clone, Copy)]
 struct Spread {
-    /// Of the number of lines, which is a power of two.
+    /// The number of lines is a power of two.
     log2: u32,
 }
 
@@ -67,7 +69,7 @@ impl Spread {
     }
 }
 
-/// Unmapped if the memory is not completed.
+/// A reservation that is unmapped if the memory is not completed.
 struct Reserved(PageRange);
 
 impl Reserved {
@@ -85,13 +87,13 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: reserved by this value, and not given out.
+        // SAFETY: this value reserved the range, and has not given it out.
         let _ = unsafe { reserve::unmap(self.0) };
     }
 }
 
 impl Memory {
-    /// Maps a file. `new`: the shape of a file that was just made; `None`: the shape is read from the file.
+    /// Maps a file. `new`: the shape of a new file. `None`: the shape is read from the file.
     pub fn map(
         call: &'static str,
         file: SharedFile,
@@ -103,7 +105,7 @@ impl Memory {
         let page = os::page_size();
         let (bytes, _) = file.len().map_err(system("asking for the file's length"))?;
         let map = |place: PageRange, offset: u64, write: bool| {
-            // SAFETY: a reservation of this call's own.
+            // SAFETY: a reservation of this call.
             unsafe { file.map_over(place, offset, write) }
         };
         let shape = match new {
@@ -115,7 +117,8 @@ impl Memory {
                 };
                 let facts = Reserved::new(page, page, true).map_err(system("mmap"))?;
                 map(facts.0, at, true).map_err(system("mapping the file to write"))?;
-                // SAFETY: a page of the file, mapped until the end of this block. Its length is sealed.
+                // SAFETY: a page of the file, mapped until the end of this block. The file's length
+                // is sealed.
                 Shape::read(call, unsafe { &*(facts.0.start as *const Facts) }, bytes, usage)?
             }
         };
@@ -132,9 +135,10 @@ impl Memory {
         map(head.0, shape.data as u64, true).map_err(system("mapping the file to write"))?;
         let is_huge = align == os::HUGE_PAGE;
         for range in [view.0, own.0, head.0] {
-            // Where huge pages are the rule, one of the records would be one of the chunks, too, and one chunk of others.
+            // If huge pages are the default, one page of the records would also be one page of
+            // chunks, and one chunk's page would contain other chunks.
             let is_data = range != head.0;
-            // Advice only.
+            // This is only advice.
             let _ = match is_huge && is_data {
                 true => advise::want_huge_pages(range),
                 false => advise::want_base_pages(range),
@@ -162,23 +166,25 @@ impl Memory {
     }
 
     pub fn facts(&self) -> &Facts {
-        // SAFETY: the page of facts follows the records, mapped while `self` lives; all its fields are atomics.
+        // SAFETY: the page of facts follows the records. It is mapped while `self` lives, and all
+        // its fields are atomics.
         unsafe { &*((self.head.start + self.shape.records()) as *const Facts) }
     }
 
-    /// The flags of the processes.
+    /// Returns the flags of the processes.
     pub fn flags(&self) -> &[AtomicU8] {
         // SAFETY: the page of facts is mapped while `self` lives, and the shape is the file's.
         unsafe { layout::flags(self.facts(), self.shape.slots) }
     }
 
-    /// The record of a chunk, of which there are as many as the shape says.
+    /// Returns the record of a chunk. `number` is below the shape's number of chunks.
     #[inline]
     pub fn chunk(&self, number: usize) -> Chunk<'_> {
         debug_assert!(number < self.shape.chunks);
         let at = self.head.start + number * self.shape.record;
-        // SAFETY: the record lies in the mapped records while `self` lives, aligned to 64 bytes, and all processes use
-        // these fields as atomics only. The shape's record has room for as many pins as there are slots.
+        // SAFETY: the record lies in the mapped records while `self` lives, aligned to 64 bytes.
+        // All processes use these fields only as atomics. The shape's record has room for as many
+        // pins as there are slots.
         unsafe {
             Chunk {
                 state: &*(at as *const AtomicU64),
@@ -193,46 +199,49 @@ impl Memory {
         }
     }
 
-    /// The number of the chunk in whose record the calling thread counts or uncounts a pin.
+    /// Returns the number of the chunk in whose record the calling thread counts or uncounts a pin.
     pub fn counting(&self) -> Option<usize> {
         let at = counting().checked_sub(self.head.start)?;
         let chunk = at / self.shape.record;
         (chunk < self.shape.chunks).then_some(chunk)
     }
 
-    /// Does something that counts or uncounts a pin of the chunk.
+    /// Runs `act`, which counts or uncounts a pin of the chunk.
     #[inline]
     pub fn while_counting<R>(&self, chunk: usize, act: impl FnOnce() -> R) -> R {
         while_counting(self.head.start + chunk * self.shape.record, act)
     }
 
-    /// What [`kept`](super::kept) notes of a chunk.
+    /// Returns the byte of [`kept`](super::kept) for a chunk.
     #[inline]
     pub fn kept(&self, chunk: usize) -> &AtomicU8 {
         debug_assert!(chunk < self.shape.chunks);
         let at = self.head.start + chunk * self.shape.record + 13;
-        // SAFETY: a byte of the chunk's record, which is mapped while `self` lives and used as an atomic only.
+        // SAFETY: a byte of the chunk's record, which is mapped while `self` lives and used only as
+        // an atomic.
         unsafe { &*(at as *const AtomicU8) }
     }
 
-    /// How often this process has a chunk pinned.
+    /// Returns how often this process has a chunk pinned.
     #[inline]
     pub fn count(&self, chunk: usize) -> &AtomicU32 {
         debug_assert!(chunk < self.shape.chunks);
         let place = self.spread.place(chunk);
-        // SAFETY: the private counts are mapped while `self` lives, a place for each chunk, zeroed at first.
+        // SAFETY: the private counts are mapped while `self` lives. Each chunk has a place there,
+        // zero at first.
         unsafe { &*((self.counts.start as *const AtomicU32).add(place)) }
     }
 
-    /// Whether a pin of the chunk is noted for the child that is being made.
+    /// Returns whether a pin of the chunk is noted for the child that is being made.
     pub fn noted(&self, chunk: usize) -> &AtomicU8 {
         debug_assert!(chunk < self.shape.chunks);
         let at = self.counts.start + self.spread.bytes() + chunk;
-        // SAFETY: mapped while `self` lives, behind the counts, one byte for each chunk, zeroed at first.
+        // SAFETY: mapped while `self` lives, behind the counts. There is one byte for each chunk,
+        // zero at first.
         unsafe { &*(at as *const AtomicU8) }
     }
 
-    /// The same, and takes the note away.
+    /// Returns whether a pin of the chunk is noted, and removes the note.
     pub fn take_note(&self, chunk: usize) -> bool {
         let noted = self.noted(chunk);
         let was = noted.load(Ordering::Relaxed) != 0;
@@ -251,7 +260,7 @@ impl Memory {
         PageRange::new(at, at + self.shape.chunk)
     }
 
-    /// The program's view of the data.
+    /// Returns the program's view of the data.
     pub fn view(&self) -> PageRange {
         self.view
     }
@@ -265,35 +274,39 @@ impl Memory {
         PageRange::new(place(chunks.start), place(chunks.end))
     }
 
-    // Who has the right to change a chunk looks whether it has it, and uses it, with signals blocked. So no handler forks in
-    // between, whose child would go on with its parent's right, and later.
+    // A thread that has the right to change a chunk checks the right and uses it with signals
+    // blocked. So no handler forks in between. The handler's child would go on with its parent's
+    // right, and later.
 
-    /// Gives the memory of a chunk back. The caller has the right to.
+    /// Gives the memory of a chunk back. The caller has the right to do so.
     pub fn discard(&self, chunk: usize, blocked: &Blocked) -> bool {
         self.discard_all(chunk..chunk + 1, blocked)
     }
 
-    /// Gives the memory of neighbouring chunks back, in one call. The caller has the right to.
+    /// Gives the memory of neighbouring chunks back, in one call. The caller has the right to do
+    /// so.
     pub fn discard_all(&self, chunks: Range<usize>, _: &Blocked) -> bool {
-        // SAFETY: the caller makes the chunks or purges them, so nobody relies on their contents.
+        // SAFETY: the caller makes or purges the chunks, so no thread relies on their contents.
         unsafe { punch(self.own_of_all(chunks)) }.is_ok()
     }
 
     /// Writes zeros over a chunk that this process makes.
     pub fn clear_bytes(&self, chunk: usize, _: &Blocked) {
         let own = self.own_of(chunk);
-        // SAFETY: mapped to write while `self` lives. Nobody reads or writes a chunk that this process makes.
+        // SAFETY: mapped to write while `self` lives. No other thread reads or writes a chunk that
+        // this process makes.
         unsafe { std::ptr::write_bytes(own.start as *mut u8, 0, own.len()) };
     }
 
-    /// Of a chunk that this process makes: sets what it is from now on, and wakes those who wait for it.
+    /// Sets the next state of a chunk that this process makes, and wakes the threads that wait for
+    /// it.
     pub fn settle(&self, chunk: usize, _: &Blocked, to: impl Fn(State) -> State) {
         if self.chunk(chunk).settle(to) {
             self.wake(chunk);
         }
     }
 
-    /// Sleeps while a chunk is in a state, for some time at most.
+    /// Sleeps while a chunk is in a state, for at most this time.
     pub fn sleep(&self, chunk: usize, state: State, time: Duration) {
         futex::wait_shared(futex::low(self.chunk(chunk).state), state.low(), time);
     }
@@ -302,8 +315,8 @@ impl Memory {
         futex::wake_shared(futex::low(self.chunk(chunk).state));
     }
 
-    /// Takes away what a dead process left in a slot whose lock the caller has, and sets the slot's flags. `doubted`:
-    /// also where the flags say that there is nothing.
+    /// Removes what a dead process left in a slot whose lock the caller has, and sets the slot's
+    /// flags. `doubted`: also if the flags say that there is nothing.
     pub fn clear(&self, number: u32, flags: u8, doubted: bool) {
         let place = &self.flags()[number as usize];
         if doubted || place.load(Ordering::SeqCst) != 0 {
@@ -319,7 +332,7 @@ impl Memory {
         self.flags()[dead as usize].store(0, Ordering::SeqCst);
     }
 
-    /// Takes away what a dead process was doing, and perhaps its pins.
+    /// Ends the work of a dead process, and removes its pins if `and_pins` is set.
     fn end_work(&self, dead: u32, blocked: &Blocked, and_pins: bool) {
         for chunk in 0..self.shape.chunks {
             let (record, discard) = (self.chunk(chunk), || self.discard(chunk, blocked));
@@ -334,29 +347,32 @@ impl Memory {
         making::bury(self.making(), dead, |word| futex::wake_shared(futex::low(word)));
     }
 
-    /// What the processes that share a cache make. None where the first chunk is not there.
+    /// Returns the words of the values that processes make in a shared cache. Returns none if the
+    /// first chunk is not there.
     fn making(&self) -> &[AtomicU64] {
         // A hostile file may be too short.
         let fits = self.shape.chunk >= FLIGHTS_AT + FLIGHTS * size_of::<AtomicU64>();
-        // Where another process just looks for pins its bytes are there, too, and perhaps stay.
+        // While another process looks for pins, the bytes are there too, and may stay.
         let is_there = matches!(self.chunk(0).load().kind(), Kind::Intact | Kind::Checked);
         if !making::are_in(self.usage) || !fits || !is_there {
             return &[];
         }
         let at = self.own.start + FLIGHTS_AT;
-        // SAFETY: inside the first chunk, which is mapped while `self` lives, and used as atomics only. If it is purged
-        // meanwhile they are zeros.
+        // SAFETY: inside the first chunk, which is mapped while `self` lives and used only as
+        // atomics. If the chunk is purged meanwhile, they are zeros.
         unsafe { std::slice::from_raw_parts(at as *const AtomicU64, FLIGHTS) }
     }
 
-    /// Looks whether a process lives, and takes away what it left if not. The lock alone tells: another process may have
-    /// overwritten the flags.
+    /// Checks whether a process lives, and removes what it left if not. Only the lock decides,
+    /// because another process may have overwritten the flags.
     ///
     /// # Errors
-    /// The program has closed the descriptor, or may open no more: nobody can tell.
+    /// The program has closed the descriptor, or may open no more files: the state of the process
+    /// is unknown.
     pub fn bury_if_dead(&self, number: u32) -> std::result::Result<(), Errno> {
         let Some(place) = self.flags().get(number as usize) else { return Ok(()) };
-        // From the look at the lock on: a child would take away what a later process has in the slot.
+        // Blocked from the check of the lock on: otherwise a child could remove what a later
+        // process has in the slot.
         let blocked = Blocked::all();
         let done = self.file.in_place_of(number, || {
             let was_used = place.load(Ordering::SeqCst) != 0;
@@ -369,11 +385,12 @@ impl Memory {
         Ok(())
     }
 
-    /// As [`bury_if_dead`](Self::bury_if_dead), for who waits for the process: also where children of it keep what it had
-    /// pinned. What it was doing nobody goes on with.
+    /// As [`bury_if_dead`](Self::bury_if_dead), for a thread that waits for the process. It also
+    /// ends the work of a dead process whose children keep its pins, because no child goes on with
+    /// that work.
     ///
     /// # Errors
-    /// The same.
+    /// As [`bury_if_dead`](Self::bury_if_dead).
     pub fn wait_no_longer_for_the_dead(&self, number: u32) -> std::result::Result<(), Errno> {
         self.bury_if_dead(number)?;
         let blocked = Blocked::all();
@@ -381,17 +398,17 @@ impl Memory {
         self.file.in_place_of_parent(number, end).map(drop)
     }
 
-    /// Looks whether each process lives.
+    /// Checks whether each process lives.
     pub fn bury_the_dead(&self, own: Option<u32>) {
         for number in (0..self.shape.slots).filter(|number| Some(*number) != own) {
             if self.flags()[number as usize].load(Ordering::SeqCst) != 0 {
-                // Who cannot tell counts it among the living.
+                // If the check fails, the process counts as alive.
                 let _ = self.bury_if_dead(number);
             }
         }
     }
 
-    /// How many forks have begun. `None`: a child holds everything.
+    /// Returns how many forks have begun, or `None` while a child holds everything.
     pub fn forks(&self) -> Option<u32> {
         let begun = self.facts().forks.load(Ordering::SeqCst);
         let holds = |flags: &AtomicU8| flags.load(Ordering::SeqCst) & slot::HOLDS_ALL != 0;
@@ -402,7 +419,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         for range in [self.view, self.own, self.head, self.counts] {
-            // SAFETY: mapped by `map`; the handle that gave out its addresses is gone, and guards borrow that.
+            // SAFETY: `map` mapped the range. The handle that gave out its addresses is gone, and
+            // guards borrow that handle.
             let _ = unsafe { reserve::unmap(range) };
         }
     }

@@ -1,43 +1,47 @@
-//! Volatile memory that processes share: the workers of one service, or programs that pass buffers by descriptor.
+//! Volatile memory that processes share: the workers of one service, or programs that pass buffers
+//! by descriptor.
 //!
-//! **For** caches and decoded data that several processes use and any of them can make again. **Not for** data that
-//! cannot be made again, and not where one process suffices: the kernel itself takes private volatile memory
-//! ([`Volatile`](crate::Volatile)), and needs no margin for it.
+//! **For** caches and decoded data that several processes use and that any of them can make again.
+//! **Not for** data that cannot be made again, and not if one process suffices: the kernel itself
+//! takes private volatile memory ([`Volatile`](crate::Volatile)), and needs no margin for it.
 //!
 //! ```
 //! use tenure::shared::SharedVolatile;
 //! let tiles = SharedVolatile::new(64 << 20)?; // before the workers are forked
-//! let tile = tiles.get_or_make(7, |bytes| bytes.fill(1))?; // by whichever worker needs it first
+//! let tile = tiles.get_or_make(7, |bytes| bytes.fill(1))?; // by the first worker that needs it
 //! assert_eq!(tile[0], 1);
 //! # Ok::<(), tenure::Error>(())
 //! ```
 //!
-//! # Who gives the memory back
+//! # How memory is given back
 //!
-//! Without swap the kernel cannot take shared memory. So every process that has it open watches how much memory is left
-//! under its own limits (its memory cgroups', the machine's). When less is left than a quarter of the limit (at most
-//! 512 MiB), its worker gives unpinned chunks back, for all processes: lower priorities
-//! first, then those that nobody has pinned for longest. A maker does the same before it takes memory for a chunk. What
-//! is left has to last until the worker looks again, 2 to 100 ms later, so a neighbour that takes memory very fast can
-//! be faster: see `docs/limits.md`.
+//! Without swap the kernel cannot take shared memory. So every process that has it open watches how
+//! much memory is left under its own limits (those of its memory cgroups and of the machine). When
+//! less than a quarter of the limit is left (at most 512 MiB), its worker gives unpinned chunks
+//! back, for all processes. Lower priorities go first, then the chunks whose last pin is longest
+//! ago. A maker does the same before it takes memory for a chunk. The rest must last until the
+//! worker looks again, 2 to 100 ms later, so a neighbour that takes memory very fast can be faster:
+//! see `docs/limits.md`.
 //!
 //! A chunk is charged to the memory cgroup of the process that made it.
 //!
 //! # Processes that die
 //!
-//! The kernel ends a process's lock with its memory. Others see that within a second, and take its pins away. A chunk
-//! that it was making is gone then, and the next maker is told ([`Before::HalfMade`]).
+//! Each process holds a lock, and the kernel ends the lock with the process's memory. Other
+//! processes see that within a second, and remove the dead process's pins. A chunk that it was
+//! making is gone then, and the next maker gets [`Before::HalfMade`].
 //!
 //! # Forks
 //!
-//! A child has the memory open, too, with the same pins, and it is as safe from the first instruction on. Until its
-//! fork handler has run nothing is purged, by anybody. A child of a raw `clone` has what it inherited when it first calls
-//! tenure: it must not use pins from before.
+//! A child also has the memory open, with the same pins, and it is as safe from its first
+//! instruction on. Until its fork handler has run, no process purges anything. A child of a raw
+//! `clone` gets what it inherited when it first calls tenure: it must not use pins from before.
 //!
 //! # What the kernel must have
 //!
-//! `/proc`, and memfd with seals. With userfaultfd a touch of purged bytes without a pin raises SIGBUS, or has them
-//! [made](SharedVolatileBuilder::refill); without it, it reads zeros.
+//! `/proc`, and memfd with seals. With userfaultfd, a touch of purged bytes without a pin raises
+//! SIGBUS, or waits until the bytes are [made](SharedVolatileBuilder::refill). Without it, the
+//! touch reads zeros.
 
 pub mod ashmem;
 mod builder;
@@ -84,7 +88,7 @@ pub use crate::runtime::refills::RefillError;
 use crate::sync::Ordering;
 use crate::tracking::settings::Priority;
 
-/// Of zeros, as a new file has them, it is the default.
+/// Returns the stored form of a priority. Zeros, as in a new file, mean the default.
 fn stored(priority: Priority) -> u8 {
     priority.level() ^ Priority::DEFAULT.level()
 }

@@ -22,14 +22,14 @@ use std::sync::Arc;
 
 /// Volatile memory that several processes share.
 ///
-/// It is made of chunks. A process pins a chunk to use it. While nobody has a chunk pinned, any process that has the
-/// memory open may give its pages back when memory is short; the next process that pins it is told, and makes the bytes
-/// again.
+/// It consists of chunks. A process pins a chunk to use it. While no process has a chunk pinned,
+/// any process that has the memory open may give its pages back when memory is short. The next
+/// process that pins it learns that, and makes the bytes again.
 ///
 /// ```
 /// use tenure::shared::SharedVolatile;
 /// let shared = SharedVolatile::new(16 << 20)?; // children of a fork have it, too
-/// let tile = shared.get_or_make(3, |bytes| bytes.fill(7))?; // made once, by whoever needs it first
+/// let tile = shared.get_or_make(3, |bytes| bytes.fill(7))?; // made once, by the first caller
 /// assert_eq!(tile[0], 7);
 /// drop(tile); // from here on the memory may go when it is needed elsewhere
 /// # Ok::<(), tenure::Error>(())
@@ -49,7 +49,8 @@ impl std::fmt::Debug for Region {
 }
 
 impl SharedVolatile {
-    /// Opens memory that another process has made, by its descriptor: inherited, or [received](super::receive).
+    /// Opens memory that another process has made, by its descriptor: inherited, or
+    /// [received](super::receive).
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -64,20 +65,19 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Safety
-    /// Every process that has the descriptor writes to the memory as a [`Maker`] only. One that writes elsewhere could
-    /// change bytes to which this program has a reference. No process can crash this one by what it writes to the
-    /// header: that is checked.
-    ///
+    /// Every process that has the descriptor writes to the memory only as a [`Maker`]. A process
+    /// that writes elsewhere could change bytes to which this program has a reference. No process
+    /// can crash this one by what it writes to the header, because tenure checks the header.
     /// # Errors
-    /// `EPROTO`: it is no shared volatile memory of this version, or it is damaged. `EUSERS`: as many processes have it
-    /// open as its maker allowed. `EACCES`, `EPERM`: the descriptor is open for reading only, or sealed. `ENOENT`: there
-    /// is no `/proc`. `ENOMEM`, `EMFILE`.
+    /// `EPROTO`: it is not shared volatile memory of this version, or it is damaged. `EUSERS`: as
+    /// many processes have it open as its maker allowed. `EACCES`, `EPERM`: the descriptor is open
+    /// only for reading, or sealed. `ENOENT`: there is no `/proc`. `ENOMEM`, `EMFILE`.
     pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedVolatile> {
         SharedVolatile::open_as("SharedVolatile::open", descriptor, Use::Chunks, false)
     }
 
-    /// Opens memory to pin and read, not to make: a chunk that is gone stays gone for this process. A write to the bytes
-    /// ends the process.
+    /// Opens memory to pin and read it, not to make chunks: for this process a chunk that is gone
+    /// stays gone. A write to the bytes ends the process.
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -93,8 +93,8 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Safety
-    /// As [`SharedVolatile::open`]. A pin is written, so the descriptor is open for writing, and a reader that is not
-    /// to be trusted with it can write.
+    /// As [`SharedVolatile::open`]. A pin is a write, so the descriptor must be open for writing.
+    /// An untrusted reader can therefore also write.
     ///
     /// # Errors
     /// As [`SharedVolatile::open`].
@@ -102,7 +102,7 @@ impl SharedVolatile {
         SharedVolatile::open_as("SharedVolatile::open_read_only", descriptor, Use::Chunks, true)
     }
 
-    /// [`SharedVolatile::open`] for something that is built on it.
+    /// Does what [`SharedVolatile::open`] does, for a type that is built on it.
     ///
     /// # Safety
     /// As there.
@@ -131,7 +131,7 @@ impl SharedVolatile {
         SharedVolatile::map(call, file, None, usage, read_only)
     }
 
-    /// Maps a file. `new`: the shape of one that was just made.
+    /// Maps a file. `new`: the shape of a new file.
     pub(super) fn map(
         call: &'static str,
         file: SharedFile,
@@ -147,7 +147,7 @@ impl SharedVolatile {
         &self.region
     }
 
-    /// The function that [`FunctionPlace`](super::function::FunctionPlace) finds.
+    /// Keeps the function that [`FunctionPlace`](super::function::FunctionPlace) finds.
     pub(super) fn keep(&self, function: Function) {
         self.function.set(function);
     }
@@ -166,7 +166,7 @@ impl SharedVolatile {
         self.region.shape.data
     }
 
-    /// Returns `false`: it has at least one chunk.
+    /// Returns `false`, because the memory has at least one chunk.
     ///
     /// ```
     /// assert!(!tenure::shared::SharedVolatile::new(1)?.is_empty());
@@ -204,8 +204,9 @@ impl SharedVolatile {
         Err(Error::new(ErrorKind::BadRange, call, why, "pass 0 to chunks() - 1"))
     }
 
-    /// Pins a chunk and tells what became of it, in one step: of all threads and processes that pin a purged chunk
-    /// exactly one is told, and makes the bytes; the others find it being made.
+    /// Pins a chunk and returns its state, in one step. Of all threads and processes that pin a
+    /// purged chunk, exactly one gets the right to make the bytes. The others find the chunk being
+    /// made.
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -215,13 +216,14 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Cost
-    /// Of an intact chunk no system call. Of one that is gone: its memory is made, and before that other chunks may be
-    /// purged for it.
+    /// An intact chunk: no system call. A chunk that is gone: its memory is made, and the call may
+    /// first purge other chunks for it.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such chunk. `EACCES`: the chunk is gone, and the memory is open to read only, or this
-    /// process has no refill function. `EIO`: the refill function failed or panicked. `EDEADLK`: the chunk's own refill
-    /// function pins it. `ENOMEM`: no memory for the chunk; the next pin is told as this one would have been. `EUSERS`: this process has the chunk
+    /// `EINVAL`: there is no such chunk. `EACCES`: the chunk is gone, and the memory is open only
+    /// for reading, or this process has no refill function. `EIO`: the refill function failed or
+    /// panicked. `EDEADLK`: the chunk's own refill function pins it. `ENOMEM`: there is no memory
+    /// for the chunk; the next pin finds what this one found. `EUSERS`: this process has the chunk
     /// pinned 32,000 times. `EPROTO`: another process has overwritten the header.
     #[inline]
     pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
@@ -237,14 +239,15 @@ impl SharedVolatile {
         SharedPin::take(call, &self.region, chunk)
     }
 
-    /// Pins a chunk that there is, if it is intact.
+    /// Pins a chunk of this object, if it is intact.
     #[inline]
     fn pin_intact(&self, chunk: usize) -> Option<SharedChunk<'_>> {
         let pinned = chunk < self.chunks() && self.region.pin_intact(chunk);
         pinned.then(|| SharedChunk::pinned(&self.region, chunk))
     }
 
-    /// Pins a chunk if it is intact. `None`: it is gone or being made, and nobody was told.
+    /// Pins a chunk if it is intact. Returns `None` if it is gone or being made. The next
+    /// [`pin`](SharedVolatile::pin) still gets the right to make it.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -255,7 +258,7 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedVolatile::pin`], but for `ENOMEM` and `EACCES`.
+    /// As [`SharedVolatile::pin`], except `ENOMEM` and `EACCES`.
     pub fn read(&self, chunk: usize) -> Result<Option<SharedChunk<'_>>> {
         let call = "SharedVolatile::read";
         if let Some(intact) = self.pin_intact(chunk) {
@@ -263,12 +266,12 @@ impl SharedVolatile {
         }
         self.check(call, chunk)?;
         let found = self.region.pin(call, chunk, false)?;
-        // The pin of one that is being made ends here.
+        // The pin of a chunk that is being made ends here.
         Ok(SharedPin::of(&self.region, chunk, found).and_then(SharedPin::intact))
     }
 
-    /// Pins a chunk, makes it by `make` if it is gone, and waits where another makes it. `make` is given zeros. It comes
-    /// before the refill function, if there is one.
+    /// Pins a chunk. If it is gone, makes it with `make`, which gets zeros. If another thread makes
+    /// it, waits for that thread. `make` replaces the refill function, if there is one.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -278,8 +281,8 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedVolatile::pin`]. If `make` panics the chunk stays gone. `make` must not ask for the same chunk: it
-    /// would wait for itself.
+    /// As [`SharedVolatile::pin`]. If `make` panics, the chunk stays gone. `make` must not ask for
+    /// the same chunk: it would wait for itself.
     pub fn get_or_make(
         &self,
         chunk: usize,
@@ -308,7 +311,8 @@ impl SharedVolatile {
 
     /// Pins neighbouring chunks, each as [`SharedVolatile::pin`] does.
     ///
-    /// Finish what is to be made before you wait for what others make: they may wait for you.
+    /// Finish the chunks that you make before you wait for chunks that others make: they may wait
+    /// for you.
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -323,7 +327,8 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedVolatile::pin`]: then none is pinned, and what the call was told is told again.
+    /// As [`SharedVolatile::pin`]. Then no chunk is pinned, and later pins find the chunks that are
+    /// gone.
     pub fn pin_range(&self, chunks: Range<usize>) -> Result<Vec<SharedPin<'_>>> {
         let call = "SharedVolatile::pin_range";
         if chunks.is_empty() {
@@ -338,8 +343,9 @@ impl SharedVolatile {
         chunks.map(|chunk| self.pin_as(call, chunk)).collect()
     }
 
-    /// Returns the right to change an intact chunk in place, if nobody else has it pinned. Until it is finished others
-    /// find the chunk being made; if it is not, they find it gone.
+    /// Returns the right to change an intact chunk in place, if no other thread or process has it
+    /// pinned. Until the maker finishes, others find the chunk being made. If the maker does not
+    /// finish, they find it gone.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -351,8 +357,9 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// `EBUSY`: somebody has it pinned, or it is not intact. `EACCES`: open to read only. `EOPNOTSUPP`: a
-    /// [refill function](super::SharedVolatileBuilder::refill) makes it. Others as [`SharedVolatile::pin`].
+    /// `EBUSY`: another thread or process has it pinned, or it is not intact. `EACCES`: the memory
+    /// is open only for reading. `EOPNOTSUPP`: a [refill
+    /// function](super::SharedVolatileBuilder::refill) makes it. Others as [`SharedVolatile::pin`].
     pub fn remake(&self, chunk: usize) -> Result<Maker<'_>> {
         let call = "SharedVolatile::remake";
         self.check(call, chunk)?;
@@ -367,13 +374,13 @@ impl SharedVolatile {
         let busy = |why: &'static str| {
             Error::new(ErrorKind::Busy, call, format!("chunk {chunk} {why}"), "try again later")
         };
-        // Ends the pin, unless it becomes the maker's.
+        // Ends the pin, unless the maker takes it over.
         let pinned = SharedPin::of(&self.region, chunk, found).and_then(SharedPin::intact);
         let Some(pinned) = pinned else { return Err(busy("is gone, or being made")) };
         let maker = match self.try_remake(call, chunk)? {
             Some(maker) => maker,
             None => {
-                // Those that have it pinned may have died.
+                // The processes that have it pinned may have died.
                 list::look_who_lives(&self.region);
                 let maker = self.try_remake(call, chunk)?;
                 maker.ok_or_else(|| busy("is pinned by another thread or process"))?
@@ -383,7 +390,8 @@ impl SharedVolatile {
         Ok(maker)
     }
 
-    /// The right to change a chunk in place, if the caller's pin, which becomes the maker's, is the only one.
+    /// Takes the right to change a chunk in place, if the caller's pin is the only one. The maker
+    /// takes that pin over.
     fn try_remake(&self, call: &'static str, chunk: usize) -> Result<Option<Maker<'_>>> {
         let _blocked = Blocked::all();
         let own = self.region.slots.own(call)?;
@@ -392,7 +400,7 @@ impl SharedVolatile {
         Ok(is_mine.then(maker))
     }
 
-    /// Sets when a chunk is purged, compared with the others.
+    /// Sets when a chunk is purged, compared with other chunks.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -423,8 +431,8 @@ impl SharedVolatile {
         Ok(priority_of(&self.region.chunk(chunk)))
     }
 
-    /// Purges the chunks of a range that nobody has pinned, as happens when memory is short. Returns how many. If some are
-    /// pinned it takes away first what dead processes left.
+    /// Purges the unpinned chunks of a range, as happens when memory is short. Returns their
+    /// number. If some are pinned, first removes what dead processes left.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -446,7 +454,7 @@ impl SharedVolatile {
         let (mut purged, mut looked) = (0, false);
         for chunk in chunks {
             let mut done = purge(chunk);
-            // Those that have it pinned may have died, and no worker have got to look yet.
+            // The processes that have it pinned may have died, and no worker may have looked yet.
             if done == Purge::Pinned && !std::mem::replace(&mut looked, true) {
                 list::look_who_lives(&self.region);
                 done = purge(chunk);
@@ -456,10 +464,11 @@ impl SharedVolatile {
         Ok(purged)
     }
 
-    /// Returns the address of a chunk's first byte, for code that touches the bytes without a pin. A touch of what is
-    /// gone raises SIGBUS where [`is_watched`](SharedVolatile::is_watched), and reads zeros elsewhere; with a
-    /// [refill function](super::SharedVolatileBuilder::refill) the chunk is made, and the touch sees what was made. The
-    /// bytes may be given back at any moment, and made anew by another process.
+    /// Returns the address of a chunk's first byte, for code that touches the bytes without a pin.
+    /// A touch of bytes that are gone raises SIGBUS if [`is_watched`](SharedVolatile::is_watched),
+    /// and otherwise reads zeros. With a [refill function](super::SharedVolatileBuilder::refill)
+    /// such a touch makes the chunk, and sees the made bytes. The bytes may be given back at any
+    /// moment, and another process may make them anew.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -474,7 +483,7 @@ impl SharedVolatile {
         Ok(self.region.view_of(chunk).start as *mut u8)
     }
 
-    /// Returns whether a touch of what is gone raises SIGBUS in this process (userfaultfd).
+    /// Returns whether a touch of bytes that are gone raises SIGBUS in this process (userfaultfd).
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -485,8 +494,8 @@ impl SharedVolatile {
         self.region.is_watched()
     }
 
-    /// Reads what the memory holds now and what happened to it so far, in all processes. Takes away first what dead
-    /// processes left.
+    /// Returns what the memory holds now, and its counts so far, in all processes. First removes
+    /// what dead processes left.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -497,14 +506,16 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Cost
-    /// A look at each chunk (about 20 ns), and three system calls for each process that has it open.
+    /// One read of each chunk (about 20 ns), and three system calls for each process that has it
+    /// open.
     pub fn stats(&self) -> SharedStats {
         SharedStats::of(&self.region)
     }
 
-    /// Takes back a pin whose guard was given to [`std::mem::forget`], for callers that count their pins themselves, as
-    /// the C library does. If it is the process's last, and the process still makes the chunk, the chunk is gone.
-    /// `false`: this process does not have the chunk pinned.
+    /// Takes away a pin whose guard was given to [`std::mem::forget`], for callers that count their
+    /// pins themselves, as the C library does. If it is the process's last pin and the process
+    /// still makes the chunk, the chunk is gone. Returns `false` if this process does not have the
+    /// chunk pinned.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -515,7 +526,7 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Safety
-    /// There is such a pin, or none at all, and nothing refers to the bytes through it any more.
+    /// There is such a pin, or no pin at all, and nothing refers to the bytes through it any more.
     ///
     /// # Errors
     /// `EINVAL`: there is no such chunk.
@@ -524,8 +535,8 @@ impl SharedVolatile {
         Ok(self.region.unpin_forgotten(chunk))
     }
 
-    /// Ends the making of a chunk whose [`Maker`] was given to [`std::mem::forget`]: `made` says whether its bytes are
-    /// whole. The pin stays. `false`: this process does not make it.
+    /// Ends the making of a chunk whose [`Maker`] was given to [`std::mem::forget`]. `made`: the
+    /// bytes are complete. The pin stays. Returns `false` if this process does not make the chunk.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -566,12 +577,14 @@ impl Drop for SharedVolatile {
             touch::remove(&self.region);
         }
         list::remove(&self.region);
-        // Here, and not with the region, which the worker may be the last to have: it has a descriptor table of its own.
+        // Here, and not in the drop of the region: the worker may hold the region last, and it has
+        // its own descriptor table.
         self.region.file.close();
     }
 }
 
-/// The descriptor to pass to another process. It closes at `exec`, unless the program clears `FD_CLOEXEC` of a copy.
+/// The descriptor, for another process. It closes at `exec`, unless the program clears `FD_CLOEXEC`
+/// of a copy.
 impl AsFd for SharedVolatile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.region.file.as_fd()

@@ -1,4 +1,4 @@
-//! The parts of a shared cache: where its values are found, and which of a key's entries counts.
+//! The parts of a shared cache: where it finds its values, and which of a key's entries counts.
 
 #![allow(unsafe_code, reason = "reads records in shared memory")]
 
@@ -17,28 +17,28 @@ pub(super) struct Parts<'a> {
     pub writer: &'a Writer,
 }
 
-/// Where an entry leads that may be a key's.
+/// Where an entry leads that may belong to a key.
 pub(super) enum Leads<'a> {
-    /// To that key's record.
+    /// To the key's record.
     There(SharedChunk<'a>, Record<'a>),
-    /// To another key's.
+    /// To another key's record.
     Elsewhere,
     /// Its value is gone, or cannot be pinned now.
     Nowhere,
 }
 
 impl<'a> Parts<'a> {
-    /// The record at a place of a chunk that is pinned. `None`: there is none.
+    /// Returns the record at a place of a pinned chunk. Returns `None` if there is none.
     pub fn record(&self, chunk: usize, place: usize) -> Option<Record<'a>> {
         let len = self.memory.chunk_size();
         let offset = place * unit(len);
         let start = self.memory.region().view_of(chunk).start;
-        // SAFETY: inside the chunk, which is pinned, so it is mapped and stays. The bytes of a record do not change once
-        // the index names it, and only then are they relied on.
+        // SAFETY: inside the chunk, which is pinned, so it stays mapped. The bytes of a record do
+        // not change after the index leads to it, and no code relies on them before.
         unsafe { Record::at(start + offset, len.checked_sub(offset)?) }
     }
 
-    /// Follows an entry that may be a key's.
+    /// Follows an entry that may belong to a key.
     pub fn follow(&self, entry: Entry, hash: u64, key: &[u8]) -> Leads<'a> {
         match self.at(entry) {
             Some((pin, record)) if record.is_of(hash, key) => Leads::There(pin, record),
@@ -47,7 +47,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The record that an entry leads to, and the pin of its chunk.
+    /// Returns the record that an entry leads to, and a pin of its chunk.
     fn at(&self, entry: Entry) -> Option<(SharedChunk<'a>, Record<'a>)> {
         let pin = self.memory.read(entry.chunk()).ok()??;
         let state = self.memory.region().chunk(entry.chunk()).load();
@@ -57,8 +57,8 @@ impl<'a> Parts<'a> {
         Some((pin, self.record(entry.chunk(), entry.place())?))
     }
 
-    /// The record of an entry that is in the index no more is dead. It is in its chunk as long as that has the life in which it
-    /// was pinned.
+    /// Counts the record of an entry that the index no longer has as dead. The record stays in its
+    /// chunk as long as the pinned life of the chunk.
     pub fn count_dead(&self, entry: Entry, record: &Record<'_>) {
         let (number, bytes) = (entry.chunk(), self.memory.chunk_size());
         let places = record.len().div_ceil(unit(bytes));
@@ -66,14 +66,14 @@ impl<'a> Parts<'a> {
         self.index.root().dead.count(chunk, number, bytes, places);
     }
 
-    /// As [`count_dead`](Self::count_dead), of an entry that may lead nowhere.
+    /// As [`count_dead`](Self::count_dead), for an entry that may lead nowhere.
     pub fn count_displaced(&self, entry: Entry) {
         let Some((_pin, record)) = self.at(entry) else { return };
         self.count_dead(entry, &record);
     }
 
-    /// Puts an entry in the place of one of the same key, if there is one. No process then finds the older value after
-    /// the newer one, even if this process dies here.
+    /// Replaces an entry of the same key, if there is one. After that no process finds the older
+    /// value, even if this process dies here.
     pub fn replace(&self, hash: u64, key: &[u8], new: Entry) -> Option<&'a AtomicU64> {
         self.index.find(self.memory, hash, |place, entry| {
             let Leads::There(_pin, record) = self.follow(entry, hash, key) else { return None };
@@ -86,11 +86,13 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Takes a key's entries out, but for the one in the place `but`. `true`: it had some that led to a value.
+    /// Removes a key's entries, except the one in the place `but`. Returns `true` if one of them
+    /// led to a value.
     ///
-    /// Every entry that may be the key's goes, unless it leads to another key's value. One that leads nowhere may be of a
-    /// chunk that is being emptied: its value is about to be written again, and the entry then leads there. One that
-    /// cannot be looked at now may be looked at later.
+    /// It removes every entry that may belong to the key, unless the entry leads to another key's
+    /// value. An entry that leads nowhere may belong to a chunk that is being emptied: its value is
+    /// about to be written again, and the entry then leads there. An entry that this process cannot
+    /// follow now may lead to a value later.
     pub fn drop_others(&self, hash: u64, key: &[u8], but: Option<&AtomicU64>) -> bool {
         let mut dropped = false;
         self.index.find(self.memory, hash, |place, mut entry| {

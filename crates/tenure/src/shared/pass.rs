@@ -1,4 +1,4 @@
-//! Passing a descriptor to another process over a Unix socket.
+//! Passes a descriptor to another process over a Unix socket.
 
 use crate::error::{Error, ErrorKind, Result};
 use rustix::fd::{AsFd, OwnedFd};
@@ -7,10 +7,11 @@ use rustix::net::{recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, R
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::mem::MaybeUninit;
 
-/// One byte goes with a descriptor: a message without any could be lost on a stream.
+/// One byte goes with a descriptor: a message without bytes could be lost on a stream.
 const TAG: u8 = b'T';
 
-/// Sends the descriptor of shared memory or of a shared cache over a Unix socket, to a process that [receives](receive) it.
+/// Sends the descriptor of shared memory or of a shared cache over a Unix socket, to a process that
+/// calls [`receive`].
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -25,7 +26,7 @@ const TAG: u8 = b'T';
 /// ```
 ///
 /// # Errors
-/// Those of `sendmsg(2)`: `EAGAIN`, `EPIPE`, `EBADF`.
+/// The errors of `sendmsg(2)`: `EAGAIN`, `EPIPE`, `EBADF`.
 #[doc(alias = "SCM_RIGHTS")]
 pub fn send(socket: impl AsFd, shared: &impl AsFd) -> Result<()> {
     let call = "shared::send";
@@ -41,7 +42,8 @@ pub fn send(socket: impl AsFd, shared: &impl AsFd) -> Result<()> {
         .map_err(|errno| Error::system(call, "sendmsg", errno))
 }
 
-/// Receives a descriptor that [`send`] has sent. It closes at `exec`. Pass it to [`SharedVolatile::open`](super::SharedVolatile::open).
+/// Receives a descriptor that [`send`] has sent. It closes at `exec`. Pass it to
+/// [`SharedVolatile::open`](super::SharedVolatile::open).
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -52,7 +54,7 @@ pub fn send(socket: impl AsFd, shared: &impl AsFd) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// Those of `recvmsg(2)`. `EPROTO`: no descriptor came with the message.
+/// The errors of `recvmsg(2)`. `EPROTO`: no descriptor came with the message.
 pub fn receive(socket: impl AsFd) -> Result<OwnedFd> {
     let call = "shared::receive";
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// match shared.pin(0)? {
 ///     SharedPin::Intact(bytes) => println!("{}", bytes[0]),
 ///     SharedPin::ToMake(mut maker) => {
-///         maker.fill(7); // this caller alone was told: it makes the bytes,
-///         maker.finish(); // and says so
+///         maker.fill(7); // only this caller has the right to make the bytes,
+///         maker.finish(); // and it publishes them
 ///     }
 ///     SharedPin::BeingMade(other) => drop(other), // or wait for it
 /// }
@@ -35,13 +35,14 @@ use std::time::{Duration, Instant};
 pub enum SharedPin<'a> {
     /// Every byte is as its maker left it.
     Intact(SharedChunk<'a>),
-    /// Its bytes are gone, or nobody has made them yet. The caller makes them: nobody else is told.
+    /// Its bytes are gone, or were never made. Only this caller gets the right to make them.
     ToMake(Maker<'a>),
-    /// Another thread or process was told, and makes them. (Or it gives their memory back, and is stopped meanwhile.)
+    /// Another thread or process makes the bytes. (Or it gives their memory back, and is stopped
+    /// meanwhile.)
     BeingMade(BeingMade<'a>),
 }
 
-/// What a chunk was before its maker got it.
+/// The state of a chunk before its maker got it.
 ///
 /// ```
 /// use tenure::shared::{Before, SharedPin, SharedVolatile};
@@ -52,13 +53,13 @@ pub enum SharedPin<'a> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Before {
-    /// Nobody has made it yet.
+    /// It was never made.
     Fresh,
     /// It was made, and purged.
     Purged,
     /// A maker died or gave up before it had finished.
     HalfMade,
-    /// It is intact, and is changed in place ([`remake`](super::SharedVolatile::remake)).
+    /// It is intact, and its maker changes it in place ([`remake`](super::SharedVolatile::remake)).
     Intact,
 }
 
@@ -72,7 +73,7 @@ impl Before {
     }
 }
 
-/// A chunk that is pinned and intact. The pin ends when it is dropped.
+/// A pinned, intact chunk. The pin ends when this is dropped.
 ///
 /// ```
 /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -85,9 +86,9 @@ pub struct SharedChunk<'a> {
     pin: Pin<'a>,
 }
 
-/// The right to make a chunk's bytes, which no other thread or process has. Its memory is there, all zeros, unless
-/// [`remake`](super::SharedVolatile::remake) gave it. If it is dropped without [`finish`](Maker::finish), the bytes are gone, and the
-/// next pin is told.
+/// The right to make a chunk's bytes, which no other thread or process has. The chunk's memory is
+/// there, and all zeros, unless [`remake`](super::SharedVolatile::remake) returned this. If it is
+/// dropped without [`finish`](Maker::finish), the bytes are gone, and the next pin gets the right.
 ///
 /// ```
 /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -102,11 +103,11 @@ pub struct SharedChunk<'a> {
 pub struct Maker<'a> {
     pin: Pin<'a>,
     before: Before,
-    /// A child's copy of it makes nothing.
+    /// The process that got the right. A child's copy makes nothing.
     process: u64,
 }
 
-/// A chunk that another thread or process makes. It is pinned: once it is made it stays.
+/// A chunk that another thread or process makes. It is pinned, so it stays after it was made.
 ///
 /// ```
 /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -123,14 +124,13 @@ pub struct BeingMade<'a> {
 }
 
 impl<'a> SharedChunk<'a> {
-    /// Of a chunk that is intact, and for which a pin is counted.
+    /// The guard of an intact chunk for which the caller has counted a pin.
     #[inline]
     pub(super) fn pinned(region: &'a Region, chunk: usize) -> SharedChunk<'a> {
         SharedChunk { pin: Pin { region, chunk } }
     }
 }
 
-/// One pin of one chunk.
 #[derive(Debug)]
 struct Pin<'a> {
     region: &'a Region,
@@ -151,14 +151,15 @@ impl Pin<'_> {
 
     fn bytes(&self) -> &[u8] {
         let len = self.region.shape.chunk;
-        // SAFETY: mapped as long as the object lives, and its memory is there while it is pinned. Only a maker writes,
-        // and there is none while somebody has it pinned and intact: see `SharedVolatile::open` for other processes.
+        // SAFETY: the view is mapped as long as the object lives, and the memory is there while the
+        // chunk is pinned. Only a maker writes, and no chunk with a maker is intact. For other
+        // processes see `SharedVolatile::open`.
         unsafe { std::slice::from_raw_parts(self.address() as *const u8, len) }
     }
 }
 
 impl<'a> SharedPin<'a> {
-    /// Pins a chunk, and makes its memory where the caller is to make it.
+    /// Pins a chunk, and makes its memory if the caller gets the right to make the chunk.
     pub(super) fn take(
         call: &'static str,
         region: &'a Region,
@@ -179,7 +180,7 @@ impl<'a> SharedPin<'a> {
         })
     }
 
-    /// Pins a chunk that a function of this process makes, if there is one.
+    /// Pins a chunk, and makes it with this process's function, if there is one.
     fn take_refilled(
         call: &'static str,
         region: &'a Region,
@@ -207,7 +208,8 @@ impl<'a> SharedPin<'a> {
         }
     }
 
-    /// What a pin found that the chunk has.
+    /// Returns the result for a chunk whose memory needs no work. Returns `None` in the other
+    /// cases.
     pub(super) fn of(region: &'a Region, chunk: usize, found: Found) -> Option<SharedPin<'a>> {
         let pin = || Pin { region, chunk };
         Some(match found {
@@ -221,7 +223,7 @@ impl<'a> SharedPin<'a> {
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
-    /// assert!(shared.pin(0)?.intact().is_none()); // nobody has made it
+    /// assert!(shared.pin(0)?.intact().is_none()); // it was never made
     /// # Ok::<(), tenure::Error>(())
     /// ```
     #[inline]
@@ -233,8 +235,8 @@ impl<'a> SharedPin<'a> {
     }
 }
 
-/// Pins a chunk of memory with refill functions. If it is gone `make` makes its bytes; the caller waits where another
-/// makes it.
+/// Pins a chunk of memory with refill functions. If it is gone, makes its bytes with `make`. If
+/// another thread makes it, waits for that thread.
 pub(super) fn get_or_fill<'a>(
     call: &'static str,
     region: &'a Region,
@@ -263,15 +265,15 @@ pub(super) fn get_or_fill<'a>(
             }
             (found, _) => {
                 let found = SharedPin::of(region, chunk, found).and_then(SharedPin::intact);
-                // In a child of `make`'s, whose parent made the chunk: it was purged since.
+                // This is a child of `make`, and the parent made the chunk. It was purged since.
                 return found.ok_or_else(|| refill::no_function(call, chunk));
             }
         }
     }
 }
 
-/// Has `make` make a chunk. `None`: it has forked, and this is the child. After an error the next pin finds the chunk
-/// gone.
+/// Makes a chunk with `make`. Returns `None` in a child that `make` has forked. After an error the
+/// next pin finds the chunk gone.
 fn make_by<'a>(
     call: &'static str,
     maker: Maker<'a>,
@@ -289,8 +291,8 @@ fn made_by_itself(call: &'static str, chunk: usize) -> Error {
     Error::new(ErrorKind::Deadlock, call, why, remedy)
 }
 
-/// Gives memory of zeros to a chunk that the caller is to make. After an error its pin has ended, and what it found is
-/// found by the next pin.
+/// Gives zeros as memory to a chunk that the caller will make. After an error the caller's pin has
+/// ended, and the next pin finds what this one found.
 #[cold]
 fn provide<'a>(
     call: &'static str,
@@ -309,9 +311,9 @@ fn provide<'a>(
             }
         });
     }
-    // Allocated in the file, it is there for userfaultfd, and only the view maps it: what is mapped twice takes
-    // twice as long to give back. Where that would give pages of another size, or the program has closed the descriptor,
-    // through the other mapping.
+    // Memory that the file allocates is there for userfaultfd, and only the view maps it: memory
+    // that is mapped twice takes twice as long to give back. If the file would give pages of
+    // another size, or the program has closed the descriptor, the other mapping makes the memory.
     let touched = || populate::populate(region.own_of(chunk), true).map_err(|stop| stop.errno);
     let provided = match region.by_touch {
         true => touched(),
@@ -352,12 +354,13 @@ impl Deref for SharedChunk<'_> {
 }
 
 impl<'a> Maker<'a> {
-    /// `process`: as it was when it got the right, with signals blocked.
+    /// `process`: the process when it got the right, read with signals blocked.
     pub(super) fn new(region: &'a Region, chunk: usize, before: Before, process: u64) -> Maker<'a> {
         Maker { pin: Pin { region, chunk }, before, process }
     }
 
-    /// Uses the right, if this process has it and not its parent, from which no handler's fork parts it meanwhile.
+    /// Uses the right, if this process has it and not its parent. Signals are blocked, so no
+    /// handler forks meanwhile.
     pub(super) fn act(&self, act: impl FnOnce(&Blocked)) {
         let blocked = Blocked::all();
         if self.process == generation::current() {
@@ -365,7 +368,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Returns what the chunk was before.
+    /// Returns the state of the chunk before this maker got it.
     ///
     /// ```
     /// use tenure::shared::{Before, SharedPin, SharedVolatile};
@@ -379,9 +382,10 @@ impl<'a> Maker<'a> {
         self.before
     }
 
-    /// Says that the bytes are made: from now on others find them. Wakes those who wait for them.
+    /// Publishes the bytes: from now on others find them. Wakes the threads that wait for them.
     ///
-    /// In a child that was forked while the chunk was being made it says nothing: the parent makes the chunk.
+    /// In a child that was forked while the chunk was being made it does nothing: the parent makes
+    /// the chunk.
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -398,7 +402,8 @@ impl<'a> Maker<'a> {
         SharedChunk { pin: Pin { region, chunk } }
     }
 
-    /// It has written nothing, and will not: the next pin finds what this one found.
+    /// Gives the right back. The maker has written nothing, and the next pin finds what this one
+    /// found.
     pub(super) fn withdraw(self) {
         let (region, chunk) = (self.pin.region, self.pin.chunk);
         self.act(|blocked| {
@@ -409,7 +414,8 @@ impl<'a> Maker<'a> {
         region.unpin(chunk);
     }
 
-    /// [`finish`](Self::finish) for a chunk whose bytes are nobody's from here on: another [life](State::life) of it.
+    /// Does what [`finish`](Self::finish) does, for a chunk whose values are all dropped: it begins
+    /// another [life](State::life).
     pub(super) fn finish_anew(self) -> SharedChunk<'a> {
         let (region, chunk) = (self.pin.region, self.pin.chunk);
         self.act(|blocked| region.settle(chunk, blocked, State::anew));
@@ -421,7 +427,7 @@ impl<'a> Maker<'a> {
         self.process == generation::current()
     }
 
-    /// The process whose right it is.
+    /// Returns the process that has the right.
     pub(super) fn process(&self) -> u64 {
         self.process
     }
@@ -438,8 +444,9 @@ impl Deref for Maker<'_> {
 impl DerefMut for Maker<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let len = self.pin.region.shape.chunk;
-        // SAFETY: mapped to write, for what is read-only gives no maker. The memory is there, for the chunk is pinned.
-        // Nobody reads or writes a chunk that another makes.
+        // SAFETY: mapped to write, because read-only memory gives no maker. The memory is there,
+        // because the chunk is pinned. No other thread reads or writes a chunk while it has a
+        // maker.
         unsafe { std::slice::from_raw_parts_mut(self.pin.address() as *mut u8, len) }
     }
 }
@@ -455,7 +462,8 @@ impl Drop for Maker<'_> {
 }
 
 impl<'a> BeingMade<'a> {
-    /// Waits until the chunk is made, or its maker has died or given up: then the caller makes it.
+    /// Waits until the chunk is made. If its maker has died or given up, the caller gets the right
+    /// to make it.
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -469,9 +477,10 @@ impl<'a> BeingMade<'a> {
     /// ```
     ///
     /// # Errors
-    /// `ETIMEDOUT`. Those of [`pin`](super::SharedVolatile::pin). `EBADF`, `EMFILE`: the program has closed the memory's
-    /// descriptor, or may open no more, so that for five seconds nobody could tell whether the maker lives. If the waiting
-    /// thread is itself the maker, a wait without an end never ends.
+    /// `ETIMEDOUT`. The errors of [`pin`](super::SharedVolatile::pin). `EBADF`, `EMFILE`: the
+    /// program has closed the memory's descriptor, or may open no more files, so that for five
+    /// seconds this thread could not find out whether the maker lives. If the waiting thread is
+    /// itself the maker, a wait without a timeout never ends.
     pub fn wait(self, timeout: Option<Duration>) -> Result<SharedPin<'a>> {
         let call = "BeingMade::wait";
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -496,8 +505,8 @@ impl<'a> BeingMade<'a> {
         }
     }
 
-    /// Returns the address of the chunk's first byte, for programs that make a chunk together. How they do it is
-    /// theirs; the maker that was told first says when all is made.
+    /// Returns the address of the chunk's first byte, for programs that make a chunk together. They
+    /// must agree on how they do it. The [`Maker`] calls `finish` when all bytes are made.
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};

@@ -1,10 +1,11 @@
-//! Who gives memory back, when, and which.
+//! When the worker purges shared memory, how much, and which chunks.
 //!
-//! Without swap the kernel cannot take shared memory, so a process has to punch the holes before it must look for
-//! something to kill. Every process that has the memory open looks how much is left under its own limits: the more is
-//! left the more seldom, and at once when the kernel says that memory is short. Below the margin it purges chunks that
-//! nobody has pinned, the lowest priority first and then the longest unused, until a quarter more than the margin is
-//! left, and what will be gone before the next look if others go on as they did.
+//! Without swap the kernel cannot take shared memory, so a process must punch the holes before the
+//! kernel starts to kill. Every process that has the memory open checks how much is left under its
+//! own limits. The more is left, the less often it checks. It checks at once when the kernel
+//! reports pressure. Below the margin it purges unpinned chunks, the lowest priority first and then
+//! the longest unused. It stops when a quarter more than the margin is left, plus the bytes that
+//! will be gone before the next check if others go on at their present rate.
 
 use super::chunk::Purge;
 use super::region::Region;
@@ -17,15 +18,15 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// What the visits remember.
 struct Visits {
-    /// The tick at which the process last looked whether children without a slot live.
+    /// The tick at which the process last checked whether children without a slot live.
     children: AtomicU32,
-    /// The tick at which the margin was last made smaller, or was found too small.
+    /// The tick at which the margin was last made smaller, or was too small.
     relaxed: AtomicU32,
-    /// How often in a row purging has freed nothing for this process (the memory is charged to another one's group).
+    /// How many purges in a row have freed nothing for this process, because the memory is charged
+    /// to another process's group.
     futile: AtomicU32,
-    /// So many visits go by before it is tried again.
+    /// How many visits pass before the next try.
     pause: AtomicU32,
 }
 
@@ -37,29 +38,31 @@ static VISITS: Visits = Visits {
     pause: AtomicU32::new(0),
 };
 
-/// After so many purges in a row that have freed nothing for this process, it waits for so many visits between two.
+/// After this many purges in a row that freed nothing for this process, it pauses for `PAUSE`
+/// visits between two purges.
 const FUTILE: u32 = 16;
 const PAUSE: u32 = 16;
-/// As fast as a neighbour is assumed to take memory: the next look comes before it can have taken what is left above the
-/// margin.
+/// The assumed rate of a neighbour that takes memory. The next check comes before the neighbour can
+/// have taken what is left above the margin.
 const BYTES_A_MICROSECOND: u64 = 8 << 10;
 const OFTEN: Duration = Duration::from_millis(2);
 const SELDOM: Duration = Duration::from_millis(100);
-/// A worker may come to a processor so late on a busy machine.
+/// The largest delay, in microseconds, until a worker gets a processor on a busy machine.
 const LATE: u64 = 20_000;
-/// Ticks between two looks at who lives, and after which a larger margin is made smaller.
+/// Ticks between two checks of which processes live, and ticks after which a larger margin is made
+/// smaller.
 const BURY_AFTER: u32 = 2;
 const RELAX_AFTER: u32 = 100;
 
-/// So many milliseconds a maker waits for a child that was just forked to run, on a busy machine.
+/// How many milliseconds a maker waits for a child that was just forked to run, on a busy machine.
 const FORK_PATIENCE: u32 = 500;
 
-/// Tenths of a second of the machine's clock.
+/// Returns the machine's clock in tenths of a second.
 fn tick() -> u32 {
     (room::now() / 100_000) as u32
 }
 
-/// Whether so many ticks have gone since `last`, which is now from here on.
+/// Returns whether this many ticks have passed since `last`, and then sets `last` to now.
 fn is_due(last: &AtomicU32, now: u32, after: u32) -> bool {
     let due = now.wrapping_sub(last.load(Ordering::Relaxed)) >= after;
     if due {
@@ -68,7 +71,6 @@ fn is_due(last: &AtomicU32, now: u32, after: u32) -> bool {
     due
 }
 
-/// The worker's visit.
 pub(super) fn visit(_: &Visit) -> Next {
     let (now, mut any) = (tick(), false);
     let children = is_due(&VISITS.children, now, BURY_AFTER);
@@ -83,7 +85,7 @@ pub(super) fn visit(_: &Visit) -> Next {
             region.watch();
         }
         region.facts().tick.fetch_max(now, Ordering::Relaxed);
-        // One process for all.
+        // One process checks for all.
         if is_due(&region.facts().looked, now, BURY_AFTER) {
             region.bury_the_dead(region.slots.own_or_none());
         }
@@ -101,7 +103,7 @@ pub(super) fn visit(_: &Visit) -> Next {
     Next::After(Duration::from_micros(above / BYTES_A_MICROSECOND).clamp(OFTEN, SELDOM))
 }
 
-/// The kernel has said that memory is short: on the thread that hears of it.
+/// The kernel has reported that memory is short. Runs on the thread that listens for pressure.
 pub(super) fn on_pressure() {
     let mut any = false;
     list::each(|_| any = true);
@@ -110,7 +112,7 @@ pub(super) fn on_pressure() {
     }
 }
 
-/// Purges what is to be purged now. What is left above the margin then.
+/// Purges as much as is necessary now. Returns the bytes that are left above the margin after that.
 fn relieve() -> i64 {
     let look = room::look();
     if look.above >= 0 {
@@ -127,8 +129,9 @@ fn relieve() -> i64 {
     let wanted = look.above.unsigned_abs() + look.margin / 4 + coming.min(look.margin);
     let purged = purge_in_all(wanted);
     let now = room::look();
-    // As much is left as before, so the memory was charged to another group. Where a neighbour takes memory it is less; one
-    // that takes just as much as is purged does not go on so for this often.
+    // If as much is left as before, the memory was charged to another group. A neighbour that takes
+    // memory leaves less. A neighbour that takes exactly the purged amount does not do so this
+    // often in a row.
     if purged > 8 << 20 && now.above.abs_diff(look.above) < purged / 8 {
         if VISITS.futile.fetch_add(1, Ordering::Relaxed) >= FUTILE {
             VISITS.pause.store(PAUSE, Ordering::Relaxed);
@@ -149,7 +152,7 @@ fn purge_in_all(wanted: u64) -> u64 {
     purged
 }
 
-/// Before `bytes` are made: purges if there would be less left than the margin.
+/// Before `bytes` are made: purges if less than the margin would be left.
 pub(super) fn make_room(region: &Region, bytes: u64) {
     if room::take(bytes) {
         return;
@@ -159,11 +162,12 @@ pub(super) fn make_room(region: &Region, bytes: u64) {
         if look.above >= bytes as i64 {
             break;
         }
-        // A little more, so that not every maker looks.
+        // A little more, so that not every maker checks.
         let wanted = (bytes as i64 - look.above) as u64 + look.margin / 16;
         let purged = purge_some(region, wanted, false);
         room::look();
-        // A child of a process whose threads pin keeps all chunks until it has run. What is made meanwhile nobody could give back.
+        // A child of a process whose threads pin keeps all chunks until it has run. No process
+        // could give back what is made meanwhile.
         if purged > 0 || region.forks().is_some() {
             break;
         }
@@ -172,13 +176,14 @@ pub(super) fn make_room(region: &Region, bytes: u64) {
     room::take(bytes);
 }
 
-/// Purges unpinned chunks of a region, `wanted` bytes or a little more if there are as many; how many it were.
-/// `give_way`: not while another process does so, unless it did the last time, too.
+/// Purges unpinned chunks of a region: `wanted` bytes or a little more, if there are that many.
+/// Returns how many bytes. `give_way`: does nothing while another process purges, unless it gave
+/// way the last time too.
 pub(super) fn purge_some(region: &Region, wanted: u64, give_way: bool) -> u64 {
     let Some(own) = region.slots.own_or_none() else { return 0 };
     let purger = &region.facts().purger;
     let mine = purger.compare_exchange(0, own + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    // It may be stopped.
+    // The other process may be stopped.
     if !mine && give_way && !region.gave_way.swap(true, Ordering::Relaxed) {
         return 0;
     }
@@ -195,7 +200,7 @@ pub(super) fn purge_some(region: &Region, wanted: u64, give_way: bool) -> u64 {
         let (count, refused) = purge_run(region, first..first + run);
         purged += (count * region.shape.chunk) as u64;
         if refused {
-            // Others would be thrown away for nothing, too.
+            // Purging others would lose their bytes and free nothing either.
             break;
         }
         at += run;
@@ -206,17 +211,18 @@ pub(super) fn purge_some(region: &Region, wanted: u64, give_way: bool) -> u64 {
     purged
 }
 
-/// So many bytes are given back by one call: a call takes as long as 15 pages of its own.
+/// One call gives back this many bytes: a call costs as much as 15 pages of its own.
 const RUN: usize = 256 << 10;
 
-/// How many chunks to purge together, of those that are wanted.
+/// Returns how many of the wanted chunks to purge together.
 fn run_of(region: &Region, wanted: u64) -> usize {
     let wanted = wanted.div_ceil(region.shape.chunk as u64);
     let most = (RUN / region.shape.chunk).clamp(1, 64);
     usize::try_from(wanted).unwrap_or(most).clamp(1, most)
 }
 
-/// As [`Memory::forks`](super::memory::Memory::forks), and nothing while a chunk is [kept](kept::is_kept).
+/// As [`Memory::forks`](super::memory::Memory::forks), but `None` while the chunk is
+/// [kept](kept::is_kept).
 fn forks(region: &Region, chunk: usize) -> Option<u32> {
     if kept::is_kept(region, chunk) {
         return None;
@@ -224,8 +230,8 @@ fn forks(region: &Region, chunk: usize) -> Option<u32> {
     region.forks()
 }
 
-/// Purges neighbouring chunks, at most 64, those that nobody has pinned. Returns how many, and whether the kernel refused
-/// to take their memory.
+/// Purges the unpinned ones of at most 64 neighbouring chunks. Returns how many, and whether the
+/// kernel refused to take their memory.
 fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
     if chunks.len() == 1 {
         let done = purge(region, chunks.start);
@@ -250,7 +256,7 @@ fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
                 region.wake(chunk);
             }
         }
-        // Above the part. All 64 at once are the last.
+        // Clears the bits up to the end of the part. If the part ends at bit 64, it is the last.
         left &= u64::MAX.checked_shl((begin + run) as u32).unwrap_or(0);
     }
     let purged = taken.count_ones();
@@ -258,7 +264,7 @@ fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
     (if refused { 0 } else { purged as usize }, refused)
 }
 
-/// The chunks that may be purged, in the order in which they go.
+/// Returns the chunks that may be purged, in the order in which they go.
 fn candidates(region: &Region) -> Vec<(u64, usize)> {
     let mut all: Vec<(u64, usize)> = Vec::new();
     if region.shape.asked != 0 && region.facts().released.load(Ordering::Relaxed) == 0 {
@@ -273,7 +279,7 @@ fn candidates(region: &Region) -> Vec<(u64, usize)> {
         }
         let age = now.wrapping_sub(chunk.used.load(Ordering::Relaxed));
         let priority = super::priority_of(&chunk);
-        // What a cache does not need goes first.
+        // Nearly dead chunks of a cache go first.
         let level = if chunk.is_nearly_dead() { 0 } else { u64::from(priority.level()) + 1 };
         all.push((level << 32 | u64::from(u32::MAX - age), number));
     }
@@ -281,10 +287,10 @@ fn candidates(region: &Region) -> Vec<(u64, usize)> {
     all
 }
 
-/// Purges a chunk, if nobody has it pinned.
+/// Purges a chunk if it is unpinned.
 pub(super) fn purge(region: &Region, chunk: usize) -> Purge {
     let blocked = Blocked::all();
-    // In a child for which there was no slot it could not be told whose doing it is.
+    // A child without a slot does not purge: other processes could not see whose work it is.
     let Some(own) = region.slots.own_or_none() else { return Purge::Pinned };
     let discard = || region.discard(chunk, &blocked);
     let (done, awaited) = region.chunk(chunk).purge(own, || forks(region, chunk), discard);

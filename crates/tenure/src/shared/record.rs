@@ -4,30 +4,30 @@
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// What lies before the key's bytes.
+/// The bytes before the key.
 #[repr(C)]
 pub(super) struct Head {
     hash: u64,
-    /// Milliseconds of the machine's clock; 0: it has no end.
+    /// Milliseconds of the machine's clock. 0: it never ends.
     expires: u64,
     key: u32,
     value: u32,
-    /// Gets that found it, up to some.
+    /// Gets that found it, up to [`MOST_HITS`].
     hits: AtomicU32,
     _room: u32,
 }
 
-/// So many gets of a value count.
+/// The largest number of gets that count.
 const MOST_HITS: u32 = 3;
-/// Bytes of it.
+/// The length of a head.
 pub(super) const HEAD: usize = size_of::<Head>();
 
-/// How long a record is that is to be written.
+/// Returns the length of a record.
 pub(super) fn len_of(key: &[u8], value: usize) -> usize {
     HEAD + key.len() + value
 }
 
-/// A record that was found, in a chunk that is pinned for `'a`.
+/// A record that was found in a chunk that is pinned for `'a`.
 #[derive(Clone, Copy)]
 pub(super) struct Record<'a> {
     head: &'a Head,
@@ -36,7 +36,8 @@ pub(super) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record at an address, of which at most `room` bytes are the chunk's. `None`: there is none.
+    /// Returns the record at an address. At most `room` bytes belong to the chunk. Returns `None`
+    /// if there is no record.
     ///
     /// # Safety
     /// The bytes are mapped, aligned to 8, and do not change during `'a`.
@@ -44,10 +45,10 @@ impl<'a> Record<'a> {
         if room < HEAD {
             return None;
         }
-        // SAFETY: the caller promises the bytes, of which there are enough for a head.
+        // SAFETY: the caller promises the bytes, and there are enough for a head.
         let head = unsafe { &*(address as *const Head) };
-        // Once: a process that writes where it must not changes them perhaps after they were checked.
-        // SAFETY: fields of the head.
+        // Read once: a process that breaks the rules could change them after the check.
+        // SAFETY: both are fields of the head, which is valid.
         let (key, value) = unsafe {
             ((&raw const head.key).read_volatile(), (&raw const head.value).read_volatile())
         };
@@ -55,7 +56,7 @@ impl<'a> Record<'a> {
         if len > room - HEAD {
             return None;
         }
-        // SAFETY: so many bytes follow, as the line above has found.
+        // SAFETY: the check above found that this many bytes follow.
         let rest = unsafe { std::slice::from_raw_parts((address + HEAD) as *const u8, len) };
         let (key, value) = rest.split_at(key as usize);
         Some(Record { head, key, value })
@@ -81,12 +82,12 @@ impl<'a> Record<'a> {
         self.head.hash
     }
 
-    /// Whether nothing was ever written here: bytes of zeros.
+    /// Returns whether nothing was ever written here: all bytes are zeros.
     pub fn is_none(&self) -> bool {
         self.head.hash == 0 && self.key.is_empty() && self.value.is_empty()
     }
 
-    /// Bytes of all of it.
+    /// Returns the length of the whole record.
     pub fn len(&self) -> usize {
         HEAD + self.key.len() + self.value.len()
     }
@@ -99,12 +100,12 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Gets that found it.
+    /// Returns the number of gets that found it.
     pub fn hits(&self) -> u32 {
         self.head.hits.load(Ordering::Relaxed)
     }
 
-    /// Sets how many gets count.
+    /// Sets the number of gets that count.
     pub fn set_hits(&self, hits: u32) {
         self.head.hits.store(hits, Ordering::Relaxed);
     }
@@ -113,7 +114,7 @@ impl<'a> Record<'a> {
 /// Writes a record.
 ///
 /// # Safety
-/// The bytes of [`len_of`] from `address` on are mapped, aligned to 8, and the caller's alone.
+/// The [`len_of`] bytes from `address` on are mapped, aligned to 8, and only the caller uses them.
 pub(super) unsafe fn write(address: usize, hash: u64, expires: u64, key: &[u8], value: &[u8]) {
     let head = Head {
         hash,

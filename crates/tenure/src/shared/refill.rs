@@ -1,9 +1,10 @@
-//! Chunks that are made by a refill function, and may be touched without a pin.
+//! Chunks that a refill function makes, and that threads may touch without a pin.
 //!
-//! A chunk's pages are visible to all processes as soon as they are there, and a touch of them raises nothing. So such a
-//! chunk is never made where it lies. Its maker makes the bytes beside it, and then puts each page in place whole
-//! (`UFFDIO_COPY`): a touch finds a page missing, or as it was made. That holds for every maker of the memory, in every
-//! process: the page of facts says how its chunks are made, and nobody gets a [`Maker`](super::Maker) of them.
+//! A chunk's pages are visible to all processes as soon as they are there, and a touch of them
+//! raises no signal. So such a chunk is never made in its place. Its maker makes the bytes beside
+//! it, and then puts each page in place whole (`UFFDIO_COPY`): a touch finds a page missing or
+//! complete. That holds for every maker of the memory, in every process: the page of facts says how
+//! its chunks are made, and no process gets a [`Maker`](super::Maker) of them.
 
 #![allow(unsafe_code, reason = "gives single pages back")]
 
@@ -19,10 +20,10 @@ use crate::runtime::{fork, worker};
 use crate::tracking::detection::{self, Kind};
 use rustix::io::Errno;
 
-/// Makes the bytes of a chunk, which the caller has the right to make, and puts them in place.
+/// Makes the bytes of a chunk and puts them in place. The caller has the right to make the chunk.
 ///
-/// `act` calls what it is given if the right is this process's. `make` may fork, and return in the child: there nothing is
-/// put in place, and `Ok` says nothing.
+/// `act` calls its argument if this process has the right. `make` may fork and return in the child:
+/// there nothing is put in place, and `Ok` has no meaning.
 pub(super) fn fill(
     call: &'static str,
     region: &Region,
@@ -56,20 +57,21 @@ fn put(
             }
             other => other,
         };
-        // Not watched: its watch is being renewed.
+        // `ENOENT`: the view is not watched, because its watch is being renewed.
         if placed != Err(Errno::NOENT) {
             return placed;
         }
     }
-    // A page that is missing in the file is written under its lock, so others find it whole, too.
+    // The kernel writes a page that is missing in the file under the page's lock, so others also
+    // find it whole.
     if !region.discard(chunk, blocked) {
         return Err(Errno::NOMEM);
     }
     region.file.write(region.offset_of(chunk), bytes)
 }
 
-/// A page that is there in a chunk that is gone was made by a touch in a process that does not watch the memory. So
-/// often it is taken away; more come only as long as such touches go on.
+/// How often a page is removed again. If a page is there in a chunk that is gone, a process that
+/// does not watch the memory has touched it. More pages come only while such touches go on.
 const TRIES: u32 = 100;
 
 fn place(region: &Region, chunk: usize, bytes: &[u8]) -> std::result::Result<(), Errno> {
@@ -83,8 +85,8 @@ fn place(region: &Region, chunk: usize, bytes: &[u8]) -> std::result::Result<(),
                 Err(Errno::EXIST) if tries < TRIES => {
                     tries += 1;
                     let start = region.own_of(chunk).start + at;
-                    // SAFETY: a page of a chunk that this process makes and that it has not put there: it holds
-                    // nothing that anybody wants.
+                    // SAFETY: a page of a chunk that this process makes. This process has not put
+                    // it there, so its contents are not needed.
                     unsafe { punch(PageRange::new(start, start + page))? };
                 }
                 Err(errno) => return Err(errno),
@@ -94,13 +96,13 @@ fn place(region: &Region, chunk: usize, bytes: &[u8]) -> std::result::Result<(),
     Ok(())
 }
 
-/// The chunk is gone, and this process cannot make it.
+/// Returns the error if the chunk is gone and this process cannot make it.
 pub(super) fn no_function(call: &'static str, chunk: usize) -> Error {
     let why = format!("chunk {chunk} is gone, and this process has no refill function");
     Error::new(ErrorKind::NoAccess, call, why, "set one (set_refill), or call get_or_make")
 }
 
-/// Chunks of this memory are made by functions.
+/// Returns the error if functions make the chunks of this memory.
 pub(super) fn not_in_place(call: &'static str) -> Error {
     let why = "refill functions make this memory: its chunks cannot be changed in place";
     Error::new(

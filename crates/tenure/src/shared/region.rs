@@ -1,4 +1,4 @@
-//! Shared memory that this process has open: the mapped memory, and the process's place among those that have it.
+//! Shared memory that this process has open: the mapped memory, and the process's slot.
 
 #![allow(unsafe_code, reason = "regions are in a list through themselves")]
 
@@ -27,28 +27,29 @@ pub(super) struct Region {
     memory: Memory,
     /// The program's view cannot be written.
     pub read_only: bool,
-    /// A pin makes a chunk young. In a cache a chunk is as old as its values.
+    /// Whether a pin makes a chunk young. In a cache a chunk is as old as its values.
     ages_by_use: bool,
     pub slots: Slots,
     /// How this process makes a chunk that is gone.
     pub refill: FunctionPlace,
-    /// The descriptors' [`epoch`](detection::epoch) in which the view was registered; 0: it is not.
+    /// The descriptors' [`epoch`](detection::epoch) in which the view was registered. 0: it is not
+    /// registered.
     watched: AtomicU64,
-    /// Another process was purging when this one looked last.
+    /// Another process was purging when this one last tried to purge.
     pub gave_way: AtomicBool,
-    /// The next in the list of regions: for the list, under its lock.
+    /// The next in the list of regions. Only the list uses it, under its lock.
     pub next: UnsafeCell<Option<Arc<Region>>>,
 }
 
-// SAFETY: `next` is used under the list's lock alone; all else can be shared.
+// SAFETY: `next` is used only under the list's lock, and everything else can be shared.
 unsafe impl Sync for Region {}
-// SAFETY: as above.
+// SAFETY: any thread may use and drop the fields. `next` is used only under the list's lock.
 unsafe impl Send for Region {}
 
-/// A waiter looks at the latest after this whether the process that it waits for lives.
+/// After at most this time a waiter checks whether the process that it waits for lives.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
 
-/// So often a pin waits for another process's system call.
+/// How many times a pin waits for another process's system call.
 const PATIENCE: u32 = 20;
 
 impl Deref for Region {
@@ -60,7 +61,7 @@ impl Deref for Region {
 }
 
 impl Region {
-    /// Maps a file. The process has yet to [enter](Slots::enter). `new`: see [`Memory::map`].
+    /// Maps a file. The caller then [takes a slot](Slots::enter). `new`: see [`Memory::map`].
     pub fn map(
         call: &'static str,
         file: SharedFile,
@@ -81,10 +82,11 @@ impl Region {
         })
     }
 
-    /// Pins a chunk if it is intact. `false`: it is not pinned, and [`pin`](Self::pin) tells why.
+    /// Pins a chunk if it is intact. `false`: the chunk is not pinned, and [`pin`](Self::pin) finds
+    /// the reason.
     ///
-    /// The result is in a register, so a caller builds its guard in place. A guard inside two enums was copied through
-    /// memory twice: 8 of 56 ns (Xeon).
+    /// The result is in a register, so a caller builds its guard in place. A guard inside two enums
+    /// was copied through memory twice: 8 of 56 ns (Xeon).
     pub fn pin_intact(&self, chunk: usize) -> bool {
         if self.count_one("pin", chunk).is_err() {
             return false;
@@ -102,7 +104,8 @@ impl Region {
         fork::look();
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
-            // First here: a child that is made in between has it, and counts it there.
+            // The private count first: a child that is made in between has the pin, and counts it
+            // there.
             self.count(chunk).fetch_add(1, Ordering::Relaxed);
             let counted = self.slots.own(call).and_then(|own| match record.count(own) {
                 true => Ok(()),
@@ -123,7 +126,8 @@ impl Region {
         Ok(())
     }
 
-    /// Pins a chunk and looks at it. `make`: the caller makes what is gone, and first provides its memory.
+    /// Pins a chunk and looks at it. `make`: the caller makes a chunk that is gone, and first
+    /// provides its memory.
     pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
         self.count_one(call, chunk)?;
         let record = self.chunk(chunk);
@@ -134,7 +138,7 @@ impl Region {
                 Found::Gone(_) if make => {
                     found = self.look_to_make(call, chunk).inspect_err(|_| self.unpin(chunk))?;
                 }
-                // A system call of another process's, unless that one is stopped in it.
+                // Another process is in a system call, or stopped in it.
                 Found::Busy(state) if make && state.kind() != Kind::Making && patience > 0 => {
                     patience -= 1;
                     let _ = self.wait(chunk, state, None);
@@ -154,7 +158,7 @@ impl Region {
         Ok(found)
     }
 
-    /// Looks at a chunk that the caller has pinned, to make it.
+    /// Looks at a chunk that the caller has pinned, to take the right to make it.
     #[cold]
     fn look_to_make(&self, call: &'static str, chunk: usize) -> Result<Found> {
         let _blocked = Blocked::all();
@@ -168,14 +172,16 @@ impl Region {
         fork::look();
         self.while_counting(chunk, || {
             self.slots.before_uncount(self.chunk(chunk));
-            // First here: a child that is made in between has no thread that would take the pin away.
+            // The private count first: a child that is made in between has no thread that would
+            // take the pin away.
             self.count(chunk).fetch_sub(1, Ordering::Relaxed);
             self.slots.uncount(self.chunk(chunk));
         });
     }
 
-    /// Takes a pin away whose guard was forgotten. If it is the last of this process's, and the process still makes the
-    /// chunk, its maker has forgotten that, too: then the chunk is gone. `false`: there is no such pin.
+    /// Takes away a pin whose guard was forgotten. If it is this process's last pin and the process
+    /// still makes the chunk, then its maker was forgotten too, and the chunk is gone. Returns
+    /// `false` if there is no such pin.
     pub fn unpin_forgotten(&self, chunk: usize) -> bool {
         fork::look();
         self.while_counting(chunk, || {
@@ -187,7 +193,7 @@ impl Region {
                 }
                 self.slots.before_uncount(self.chunk(chunk));
                 let state = self.chunk(chunk).load();
-                // As in `unpin`, first here.
+                // The private count first, as in `unpin`.
                 let change =
                     count.compare_exchange(pins, pins - 1, Ordering::SeqCst, Ordering::Relaxed);
                 match change {
@@ -204,9 +210,10 @@ impl Region {
         })
     }
 
-    /// Of a chunk of which no other thread of this process had a pin, nor a right to make it, just after it was in this
-    /// state: if this process makes it still, it does so no longer. Another thread may be the maker by now, but then of
-    /// another state, for the caller's pin is still counted for the others.
+    /// Gives up the making of a chunk. In the state `was`, no other thread of this process had a
+    /// pin of the chunk or the right to make it. If this process still makes the chunk in that
+    /// state, the chunk is gone. Another thread may be the maker by now, but only in another state,
+    /// because other processes still see the caller's pin.
     fn give_up(&self, chunk: usize, was: State) {
         let blocked = Blocked::all();
         let is_it = self.chunk(chunk).load().awaited() == was.awaited();
@@ -217,11 +224,12 @@ impl Region {
         }
     }
 
-    /// Waits until the state is another one, at most for the time. If the process that changes it has died, what that
-    /// one left is taken away.
+    /// Waits until the state changes, at most until `until`. If the process that must change it has
+    /// died, removes what that process left.
     ///
     /// # Errors
-    /// Those of [`Memory::wait_no_longer_for_the_dead`]. The caller tells [`Waiting`](super::waiting::Waiting) of them.
+    /// The errors of [`Memory::wait_no_longer_for_the_dead`]. The caller passes them to
+    /// [`Waiting`](super::waiting::Waiting).
     pub fn wait(
         &self,
         chunk: usize,
@@ -251,8 +259,8 @@ impl Region {
         }
     }
 
-    /// Has userfaultfd watch the view: a touch of what is purged raises SIGBUS. On the background thread, or in a child
-    /// that has one thread.
+    /// Registers the view with userfaultfd, so that a touch of purged bytes raises SIGBUS. Runs on
+    /// the background thread, or in a child that has one thread.
     pub fn watch(&self) {
         // Users of kept chunks have mappings of their own.
         if self.shape.asked == 0 && detection::by_userfaultfd() {
@@ -263,7 +271,7 @@ impl Region {
         }
     }
 
-    /// Whether a touch of what is purged raises SIGBUS.
+    /// Returns whether a touch of purged bytes raises SIGBUS.
     pub fn is_watched(&self) -> bool {
         self.watched.load(Ordering::Acquire) == detection::epoch()
             && detection::detection() == Detection::Userfaultfd

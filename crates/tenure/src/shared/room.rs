@@ -1,4 +1,4 @@
-//! How much memory is left for this process, and how much is to be.
+//! How much memory is left for this process, and how much should be left.
 
 #![allow(unsafe_code, reason = "takes over a lock in a forked child")]
 
@@ -11,19 +11,22 @@ use std::time::{Duration, Instant};
 
 /// What this process knows of the memory that is left.
 struct Room {
-    /// Where to read it, when that was found, and by which process: it may be moved to another group, and a child often is.
+    /// Where to read it, when that was found, and by which process. A process may be moved to
+    /// another group, and a child often is.
     files: Lock<Option<(Files, Instant, u64)>>,
-    /// Bytes above the margin when it last looked, less what it has made since.
+    /// Bytes above the margin at the last look, less the bytes that this process has made since.
     above: AtomicI64,
-    /// Bytes that it may still make before it looks again: the other processes make some, too.
+    /// Bytes that this process may still make before it looks again: the other processes make some
+    /// too.
     leave: AtomicI64,
-    /// When that was, in microseconds of the machine's clock.
+    /// The time of the last look, in microseconds of the machine's clock.
     at: AtomicU64,
-    /// What the margin is more than its least, in eighths of that: it grows where the least was hardly enough.
+    /// How many eighths of its least the margin is larger than that. It grows after the least was
+    /// hardly enough.
     more: AtomicU64,
 }
 
-/// For the whole process: its limits are one.
+/// For the whole process: all its regions have the same limits.
 static ROOM: Room = Room {
     files: Lock::new(Rank::SharedRoom, None),
     above: AtomicI64::new(0),
@@ -32,42 +35,44 @@ static ROOM: Room = Room {
     more: AtomicU64::new(0),
 };
 
-/// A worker that is moved must not look at its old group's limit for longer than its margin lasts.
+/// A worker that is moved to another group must not use its old group's limit for longer than its
+/// margin lasts.
 const FILES_FRESH: Duration = Duration::from_millis(250);
-/// A process looks again when it has made this part of the margin: as many processes may make chunks as fast as they can
-/// before they have made more than the margin together.
+/// A process looks again after it has made this part of the margin. So this many processes may make
+/// chunks at full speed before they have made more than the margin together.
 const MAKERS: u64 = 16;
 
-/// What a look found.
+/// The result of a look.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub margin: u64,
-    /// Bytes that are left above the margin; negative: so many too few.
+    /// Bytes that are left above the margin. Negative: bytes that are missing.
     pub above: i64,
-    /// Bytes by which that fell in a second, since the look before.
+    /// By how many bytes `above` fell in a second since the look before.
     pub fall: u64,
 }
 
-/// What a process may make before it looks again.
+/// Returns how many bytes a process may make before it looks again.
 fn leave(above: i64, margin: u64) -> i64 {
     above.min((margin / MAKERS) as i64)
 }
 
-/// The machine's clock, in microseconds.
+/// Returns the machine's clock in microseconds.
 pub(super) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 
-/// The least that is to be left: a quarter of the limit, at most 512 MiB. A sixth was too little where the worker came to
-/// a processor 20 to 50 ms late, as on two processors with a load of 12.
+/// Returns the smallest margin: a quarter of the limit, at most 512 MiB. A sixth was too little
+/// when the worker got a processor 20 to 50 ms late, as on two processors with a load of 12.
 fn least(limit: u64) -> u64 {
     (limit / 4).min(512 << 20)
 }
 
-/// Looks. Reads three to six small files: 60 us.
+/// Looks how much memory is left. Reads three to six small files: 60 us.
 pub(super) fn look() -> Look {
-    // Read outside of the lock. Another thread that looks meanwhile finds out for itself where to read.
+    // The files are read outside of the lock. Another thread that looks meanwhile finds the files
+    // itself.
     let known = ROOM.files.lock().take();
     let process = generation::current();
     let known = known.filter(|(_, found, by)| *by == process && found.elapsed() < FILES_FRESH);
@@ -87,7 +92,7 @@ pub(super) fn look() -> Look {
     ROOM.leave.store(leave(above, margin), Ordering::Relaxed);
     let fall = (before.saturating_sub(above).max(0) as u64).saturating_mul(1_000_000) / since;
     if free < least / 2 {
-        // It was nearly too late. Not more than half of the limit.
+        // It was nearly too late. The margin stays below half of the limit.
         let most = (limit / 2).saturating_sub(least) / (least / 8).max(1);
         let _ = ROOM
             .more
@@ -96,39 +101,41 @@ pub(super) fn look() -> Look {
     Look { margin, above, fall }
 }
 
-/// Whether there are not `bytes` above the margin.
+/// Returns whether fewer than `bytes` are above the margin.
 pub(super) fn is_short(bytes: u64) -> bool {
     ROOM.above.load(Ordering::Relaxed) < bytes as i64 && look().above < bytes as i64
 }
 
-/// Takes `bytes` from what is left above the margin. `false`: there may not be as many; look.
+/// Takes `bytes` from what is left above the margin. Returns `false` if there may be fewer: the
+/// caller then looks.
 pub(super) fn take(bytes: u64) -> bool {
     ROOM.above.fetch_sub(bytes as i64, Ordering::Relaxed);
     ROOM.leave.fetch_sub(bytes as i64, Ordering::Relaxed) >= bytes as i64
 }
 
-/// The margin has been enough for some time: it is an eighth of its least smaller from now on.
+/// Makes the margin smaller by an eighth of its least, because it has been enough for some time.
 pub(super) fn relax() {
     let less = |more: u64| more.checked_sub(1);
     let _ = ROOM.more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
-/// Over a fork.
+/// Takes the lock over a fork.
 pub(super) fn hold() {
     ROOM.files.hold();
 }
 
-/// After it.
+/// Frees the lock after a fork.
 pub(super) fn release() {
     if ROOM.files.is_mine() {
         ROOM.files.release();
     }
 }
 
-/// In a child whose handlers did not run.
+/// Frees the lock in a child whose handlers did not run.
 pub(super) fn recover() {
     if ROOM.files.reset_in_child() {
-        // SAFETY: a child's only user of it; the old value may be half changed, and is not dropped.
+        // SAFETY: only this thread of the child uses it. The old value may be half changed, so it
+        // is not dropped.
         std::mem::forget(unsafe { ROOM.files.held_value() }.take());
     }
 }

@@ -11,7 +11,7 @@ use crate::runtime::{fork, worker};
 use crate::tracking;
 use std::sync::Arc;
 
-/// For the whole process: the register's entry of shared memory.
+/// For the whole process: the entry of shared memory in the register of services.
 pub(super) static SERVICE: Service = Service {
     hold: || {
         list::hold();
@@ -34,7 +34,7 @@ pub(super) static SERVICE: Service = Service {
     ..Service::named("shared", &[Rank::SharedList, Rank::SharedRoom])
 };
 
-/// Maps a file, and has it visited from now on. `new`: the shape of a file that was just made.
+/// Maps a file, and lists its region for the worker. `new`: the shape of a new file.
 pub(super) fn open(
     call: &'static str,
     file: SharedFile,
@@ -46,7 +46,7 @@ pub(super) fn open(
     let service = fork::register(&SERVICE);
     let region = Arc::new(Region::map(call, file, new, usage, read_only)?);
     list::add(&region, || region.slots.enter(call, &region, new.is_some()))?;
-    // From the worker's thread: the program cannot close the descriptors in that one's table.
+    // On the worker's thread: the program cannot close the descriptors in that thread's table.
     let _ = worker::on_worker(|| region.watch());
     worker::call(service);
     Ok(region)

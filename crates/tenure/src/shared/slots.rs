@@ -1,5 +1,6 @@
-//! Who has the memory open. Each process has a slot: a place among the pins of every chunk, and a lock that ends with
-//! the process. What a dead process left in its slot, any other may take away.
+//! The processes that have the memory open. Each process has a slot: a place among the pins of
+//! every chunk, and a lock that ends with the process. Any other process may remove what a dead
+//! process left in its slot.
 
 #![allow(unsafe_code, reason = "changes the process's slot in a forked child")]
 
@@ -13,34 +14,34 @@ use crate::sync::{AtomicU32, Ordering};
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
 
-/// This process's slot.
 pub(super) struct Slots {
-    /// Its number, or [`NONE`].
+    /// The slot's number, or [`NONE`].
     own: AtomicU32,
-    /// A child is being made that has no slot: what it inherits is kept by this one.
+    /// A child without a slot is being made: this slot keeps what the child inherits.
     keeps: AtomicBool,
-    /// Such a child may live: the slot is not given back, nor the pins that it may have.
+    /// Such a child may live. The slot is not given back, and neither are the pins that the child
+    /// may have.
     kept: AtomicBool,
-    /// Such a child lives whose end nobody can see.
+    /// Such a child lives, and its end will not be visible.
     kept_for_good: AtomicBool,
     /// What a child that is being made inherits.
     pub inheritance: Inheritance,
-    /// Changed by the thread that opens the memory, and by forks, one at a time.
+    /// The thread that opens the memory changes it, and forks do, one at a time.
     lives: UnsafeCell<Lives>,
 }
 
 struct Lives {
     own: Option<LifeLock>,
-    /// That of a child that is about to be made.
+    /// The lock of a child that is about to be made.
     of_child: Option<(LifeLock, u32)>,
-    /// That of one for which there is none.
+    /// The lock of a child for which there is no slot.
     of_heir: Option<LifeLock>,
 }
 
-// SAFETY: `lives` is used by `enter` before the region is shared, by `leave` when nobody else has it, and by forks,
-// of which there is one at a time, which holds the list of regions.
+// SAFETY: `enter` uses `lives` before the region is shared, `leave` uses it when only the caller
+// has the region, and forks use it. Only one fork runs at a time, and it holds the list of regions.
 unsafe impl Sync for Slots {}
-// SAFETY: as above.
+// SAFETY: any thread may use `lives`, and only one does at a time: see `Sync`.
 unsafe impl Send for Slots {}
 
 const NONE: u32 = u32::MAX;
@@ -57,10 +58,10 @@ impl Slots {
         }
     }
 
-    /// Takes a slot for this process. `new`: nobody else has had the file yet.
+    /// Takes a slot for this process. `new`: no other process has had the file yet.
     ///
     /// # Errors
-    /// `EUSERS`: all are taken. Those of opening `/proc/thread-self/fd`.
+    /// `EUSERS`: all slots are taken. The errors of opening `/proc/thread-self/fd`.
     pub fn enter(&self, call: &'static str, memory: &Memory, new: bool) -> Result<()> {
         let slots = memory.shape.slots;
         let taken = LifeLock::take(&memory.file, slots)
@@ -72,26 +73,26 @@ impl Slots {
         };
         life.only_here();
         memory.clear(number, slot::USED, !new);
-        // SAFETY: nobody else has the region yet, or this is a child's only thread.
+        // SAFETY: only this thread has the region yet, or this is the only thread of a child.
         unsafe { (*self.lives.get()).own = Some(life) };
         self.own.store(number, Ordering::Release);
         Ok(())
     }
 
-    /// Gives the slot back. The region's end calls it.
+    /// Gives the slot back, at the region's end.
     pub fn leave(&self, memory: &Memory) {
         let own = self.own.swap(NONE, Ordering::AcqRel);
         if own != NONE && !self.kept.load(Ordering::Relaxed) {
             memory.clear(own, 0, false);
         }
-        // SAFETY: the caller has the region for itself.
+        // SAFETY: only the caller has the region.
         unsafe { (*self.lives.get()).own = None };
     }
 
-    /// This process's number.
+    /// Returns this process's number.
     ///
     /// # Errors
-    /// `EUSERS`: a child for which there was none.
+    /// `EUSERS`: this process is a child that got no slot.
     #[inline]
     pub fn own(&self, call: &'static str) -> Result<u32> {
         match self.own.load(Ordering::Relaxed) {
@@ -100,8 +101,9 @@ impl Slots {
         }
     }
 
-    /// Before this process counts a pin less of its own: a child that is just being made may have it. Afterwards would be
-    /// too late: the fork may have ended in between, and have found no pin.
+    /// Keeps a pin for a child that is being made, before this process uncounts its own: the child
+    /// may have that pin. After the uncount would be too late, because the fork may have ended in
+    /// between and found no pin.
     #[inline]
     pub fn before_uncount(&self, chunk: Chunk<'_>) {
         if self.keeps.load(Ordering::SeqCst) {
@@ -112,21 +114,23 @@ impl Slots {
     /// Takes away a pin that this process has.
     #[inline]
     pub fn uncount(&self, chunk: Chunk<'_>) {
-        // A child that has no slot has no pin counted: its parent keeps them.
+        // A child without a slot has no counted pin: its parent keeps them.
         self.own_or_none().into_iter().for_each(|own| chunk.uncount(own));
     }
 
-    /// `None`: a child for which there was none.
+    /// Returns this process's number, or `None` in a child that got no slot.
     #[inline]
     pub fn own_or_none(&self) -> Option<u32> {
         let own = self.own.load(Ordering::Relaxed);
         (own != NONE).then_some(own)
     }
 
-    /// Before a fork: a slot for the child, which holds everything until what the child inherits is noted in it.
+    /// Before a fork: takes a slot for the child. The slot holds everything until the child's pins
+    /// are noted in it.
     pub fn before_fork(&self, memory: &Memory) {
         let Some(own) = self.own_or_none() else { return };
-        // A signal's handler forks. The child goes on with the count, and perhaps in this process's place.
+        // A signal handler forks. The child continues with the count, and perhaps with this
+        // process's slot.
         if let Some(chunk) = memory.counting() {
             memory.chunk(chunk).spare(own);
         }
@@ -135,7 +139,8 @@ impl Slots {
         match LifeLock::take(&memory.file, memory.shape.slots) {
             Ok(Some((life, number))) => {
                 memory.clear(number, slot::USED | slot::HOLDS_ALL, false);
-                // Afterwards: who looks for pins before and after it must find either of the two.
+                // After the flag: a process that looks for pins before and after it must find one
+                // of the two.
                 memory.facts().forks.fetch_add(1, Ordering::SeqCst);
                 self.inheritance.begin();
                 for chunk in pinned(memory) {
@@ -144,15 +149,17 @@ impl Slots {
                 }
                 lives.of_child = Some((life, number));
             }
-            // All are taken, or the program has closed the descriptor: the child can pin nothing. What it inherits stays
-            // pinned in this process's slot until the child has ended.
+            // All slots are taken, or the program has closed the descriptor: the child can pin
+            // nothing. What it inherits stays pinned in this process's slot until the child has
+            // ended.
             Ok(None) | Err(_) => {
                 self.kept.store(true, Ordering::Relaxed);
                 self.keeps.store(true, Ordering::SeqCst);
                 keep_all(memory, own);
                 lives.of_heir = LifeLock::of_heirs(&memory.file, own).ok();
                 if lives.of_heir.is_none() {
-                    // Nobody can see then when the child alone has ended: until both have.
+                    // The end of the child alone is not visible then: the pins stay until both
+                    // processes have ended.
                     self.kept_for_good.store(true, Ordering::Relaxed);
                     lives.own.iter().for_each(LifeLock::also_in_children);
                 }
@@ -160,15 +167,16 @@ impl Slots {
         }
     }
 
-    /// After a fork, in parent and child. The child's lock goes on in the child, if there is one.
+    /// After a fork, in parent and child. The child's lock continues in the child, if there is one.
     pub fn after_fork(&self, memory: &Memory) {
         let Some(own) = self.own_or_none() else { return };
-        // SAFETY: as in `before_fork`.
+        // SAFETY: one fork at a time comes here, and holds the list of regions.
         let lives = unsafe { &mut *self.lives.get() };
         if let Some((_life, number)) = lives.of_child.take() {
             let flags = &memory.flags()[number as usize];
             if self.inheritance.end() {
-                // The child may have done it itself. Nobody else has the slot, for this process has its lock, too.
+                // The child may have done it itself. No other process has the slot, because this
+                // process also has its lock.
                 let (from, to) = (slot::USED | slot::HOLDS_ALL, slot::USED);
                 let _ = flags.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed);
             }
@@ -177,7 +185,7 @@ impl Slots {
             }
         }
         if self.keeps.load(Ordering::Relaxed) {
-            // What other threads have pinned since then, the child may have.
+            // The child may also have the pins that other threads have taken since.
             keep_all(memory, own);
             self.keeps.store(false, Ordering::SeqCst);
             lives.own.iter().for_each(LifeLock::only_here);
@@ -185,8 +193,8 @@ impl Slots {
         }
     }
 
-    /// Lets go of what children had pinned for which there was no slot, if they have all ended. While no fork is under
-    /// way.
+    /// Releases what children without a slot had pinned, if all of them have ended. The caller
+    /// makes sure that no fork is in progress.
     pub fn let_go(&self, memory: &Memory) {
         let Some(own) = self.own_or_none() else { return };
         let may_end =
@@ -197,7 +205,7 @@ impl Slots {
         }
     }
 
-    /// Whether there is anything to let go of.
+    /// Returns whether there may be pins to release.
     pub fn keeps_for_children(&self) -> bool {
         self.kept.load(Ordering::Relaxed)
     }
@@ -207,7 +215,8 @@ impl Slots {
         self.kept_for_good.store(false, Ordering::Relaxed);
     }
 
-    /// In a child: the slot that was prepared for it. `missed`: no handler ran, so none was prepared.
+    /// In a child: takes over the slot that was prepared for it. `missed`: no handler ran, so no
+    /// slot was prepared.
     pub fn in_child(&self, memory: &Memory, missed: bool) {
         // SAFETY: a child has one thread.
         let lives = unsafe { &mut *self.lives.get() };
@@ -227,8 +236,8 @@ impl Slots {
             self.own.store(number, Ordering::Release);
             self.forget_kept();
         } else {
-            // Its parent's slot is kept as long as this process, and those that it forks, have this mapped. Then its parent's
-            // lock is not mapped here.
+            // Its parent's slot stays as long as this process, and the children that it forks, have
+            // the lock of heirs mapped. Its parent's own lock is not mapped here then.
             if let Some(heir) = lives.of_heir.take() {
                 std::mem::forget((heir, lives.own.take()));
             }
@@ -250,12 +259,12 @@ impl Slots {
     }
 }
 
-/// What this process has pinned stays so until [`Slots::let_go`].
+/// Keeps what this process has pinned until [`Slots::let_go`].
 fn keep_all(memory: &Memory, own: u32) {
     pinned(memory).for_each(|chunk| memory.chunk(chunk).keep(own));
 }
 
-/// The chunks that this process has pinned.
+/// Returns the chunks that this process has pinned.
 fn pinned(memory: &Memory) -> impl Iterator<Item = usize> + '_ {
     (0..memory.shape.chunks).filter(|chunk| memory.count(*chunk).load(Ordering::Relaxed) > 0)
 }

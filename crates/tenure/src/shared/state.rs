@@ -1,25 +1,26 @@
 //! A chunk's state: one word in the shared memory.
 
-/// A word as it was read. Any process that has the descriptor may have written it, so every value is possible.
+/// A word as it was read. Any process that has the descriptor may have written it, so every value
+/// is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State(pub u64);
 
 /// What a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Nobody has made it yet. It has no memory.
+    /// It was never made. It has no memory.
     Fresh,
     /// Its bytes are those that its last maker made.
     Intact,
-    /// Its memory was given back. Nobody has learnt it yet.
+    /// Its memory was given back. No maker has taken it yet.
     Purged,
-    /// One process has learnt it, and makes the bytes.
+    /// One process makes the bytes.
     Making,
     /// One process gives the memory back.
     Purging,
-    /// It is intact, and one process looks whether anybody has it pinned. Any pinner may end that.
+    /// It is intact, and one process looks for pins. Any pinner may end that.
     Checked,
-    /// Not a word of ours.
+    /// Not a word that tenure writes.
     Damaged,
 }
 
@@ -29,11 +30,11 @@ const AWAITED: u64 = 1 << 8;
 const HALF_MADE: u64 = 1 << 9;
 /// While it is made: it was fresh before.
 const WAS_FRESH: u64 = 1 << 10;
-/// Its memory could not be given back: a maker finds other bytes than zeros.
+/// Its memory could not be given back: a maker finds bytes that are not zeros.
 const NOT_ZERO: u64 = 1 << 11;
-/// Which process: the slots are at most 1,024.
+/// The process, as the number of its slot, at most 1,023.
 const OWNER: u64 = 0x3ff << 16;
-/// How often the chunk was looked at, which tells a look from one that was alike before.
+/// How often a process looked for pins. It makes each look different from the one before.
 const LOOKS: u64 = 0x3f_ffff << 26;
 const ONE_LOOK: u64 = 1 << 26;
 /// How often it was purged, in the upper 16 bits.
@@ -52,12 +53,12 @@ impl State {
         }
     }
 
-    /// How often it was purged, the lower 16 bits of that.
+    /// Returns how often it was purged, the lower 16 bits of that.
     pub fn life(self) -> u16 {
         (self.0 / ONE_PURGE) as u16
     }
 
-    /// The number of the process that makes it, or gives its memory back.
+    /// Returns the slot of the process that makes it, or gives its memory back.
     pub fn owner(self) -> u32 {
         ((self.0 & OWNER) >> 16) as u32
     }
@@ -82,7 +83,7 @@ impl State {
         State(self.0 | AWAITED)
     }
 
-    /// What waiters sleep on.
+    /// Returns the part that waiters sleep on.
     pub fn low(self) -> u32 {
         self.0 as u32
     }
@@ -91,31 +92,31 @@ impl State {
         State(kind | self.0 & (keep & !0xff | !0 << 26))
     }
 
-    /// Of a fresh, purged or checked chunk: `owner` makes it.
+    /// From fresh, purged or checked: `owner` makes it.
     pub fn making(self, owner: u32) -> State {
         let fresh = if self.kind() == Kind::Fresh { WAS_FRESH } else { 0 };
         State(self.with(3, HALF_MADE | NOT_ZERO).0 | fresh | u64::from(owner) << 16)
     }
 
-    /// Of an intact chunk: `owner` looks for pins. No two such states of a chunk are equal: a process may be stopped for
-    /// long after it has looked, and then its exchange must fail.
+    /// From intact: `owner` looks for pins. No two such states of a chunk are equal: if a process
+    /// is stopped for long after its look, its exchange must fail.
     pub fn checked(self, owner: u32) -> State {
         let state = self.with(5, 0).0;
         let looks = state.wrapping_add(ONE_LOOK) & LOOKS;
         State(state & !LOOKS | looks | u64::from(owner) << 16)
     }
 
-    /// Of a checked chunk: `owner` gives its memory back.
+    /// From checked: `owner` gives its memory back.
     pub fn purging(self, owner: u32) -> State {
         State(self.with(4, 0).0 | u64::from(owner) << 16)
     }
 
-    /// It is made, or its memory was not given back after all.
+    /// It was made, or its memory was not given back after all.
     pub fn intact(self) -> State {
         self.with(1, 0)
     }
 
-    /// It begins another life without having been purged: its bytes are nobody's any more.
+    /// It begins another life without a purge: its values are dropped.
     pub fn anew(self) -> State {
         State(self.intact().0.wrapping_add(ONE_PURGE))
     }
@@ -126,7 +127,7 @@ impl State {
         self.with(kind, HALF_MADE | NOT_ZERO)
     }
 
-    /// Its bytes are gone. `half`: they were being made. `zero`: its memory is given back.
+    /// Its bytes are gone. `half`: they were being made. `zero`: its memory was given back.
     pub fn purged(self, half: bool, zero: bool) -> State {
         let half = if half { HALF_MADE } else { 0 };
         let rest = if zero { 0 } else { NOT_ZERO };

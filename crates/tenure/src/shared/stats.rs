@@ -1,11 +1,12 @@
-//! What shared volatile memory holds, and what happened to it.
+//! What shared volatile memory holds, and its counts.
 
 use super::list;
 use super::region::Region;
 use super::state::Kind;
 use crate::sync::Ordering;
 
-/// See [`SharedVolatile::stats`](super::SharedVolatile::stats).
+/// What shared volatile memory holds, and its counts: see
+/// [`SharedVolatile::stats`](super::SharedVolatile::stats).
 ///
 /// ```
 /// let stats = tenure::shared::SharedVolatile::new(1 << 20)?.stats();
@@ -20,23 +21,23 @@ pub struct SharedStats {
     pub chunks: u64,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// Chunks that nobody has made yet.
+    /// Chunks that were never made.
     pub fresh: u64,
     /// Chunks whose bytes are there.
     pub intact: u64,
-    /// Chunks that are purged, and nobody was told yet.
+    /// Purged chunks that no process has begun to make again.
     pub purged: u64,
     /// Chunks that are being made.
     pub making: u64,
-    /// Chunks that somebody has pinned.
+    /// Chunks that a process has pinned.
     pub pinned: u64,
     /// Processes that have the memory open.
     pub processes: u64,
     /// Chunks purged so far.
     pub purges: u64,
-    /// Processes that died with the memory open, so far, and whose pins were taken away.
+    /// Processes that died with the memory open, and whose pins were removed, so far.
     pub buried: u64,
-    /// Chunks whose state is none of tenure's.
+    /// Chunks whose state is not one that tenure writes.
     pub damaged: u64,
 }
 

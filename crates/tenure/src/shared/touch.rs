@@ -1,6 +1,8 @@
-//! A touch without a pin of what is gone: the thread makes the chunk, or waits for its maker, and goes on.
+//! A touch of a missing chunk without a pin: the thread makes the chunk, or waits for its maker,
+//! and goes on.
 //!
-//! It comes as SIGBUS (userfaultfd), so all of this runs in a signal's handler, at the instruction that touched.
+//! The touch raises SIGBUS (userfaultfd), so this code runs in a signal handler, at the instruction
+//! that touched.
 
 #![allow(unsafe_code, reason = "finds a region from a signal's handler, where it may take no lock")]
 
@@ -17,30 +19,31 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// A region whose touches are answered. It is never freed, and used again.
+/// A region for whose touches the handler makes chunks. A place is never freed, but used again.
 struct Place {
     is_taken: AtomicBool,
-    /// What the program sees of the region.
+    /// The program's view of the region.
     start: AtomicUsize,
     end: AtomicUsize,
-    /// Null: there is none. The handle keeps it until it has [removed](remove) it.
+    /// Null: there is no region. The handle keeps the region until it has [removed](remove) it.
     region: AtomicPtr<Region>,
-    /// Threads that look at it just now.
+    /// Threads that look at the place now.
     looking: AtomicU32,
     next: *const Place,
 }
 
-/// For the whole process: a signal's handler finds nothing but what is static. The newest place.
+/// For the whole process: a signal handler finds only static data. The newest place.
 static PLACES: AtomicPtr<Place> = AtomicPtr::new(null_mut());
 
-/// All places there are.
+/// Returns all places.
 fn places() -> impl Iterator<Item = &'static Place> {
     let first = PLACES.load(Ordering::Acquire).cast_const();
-    // SAFETY: null, or a box that `place` has leaked. Its `next` was written before it was put here.
+    // SAFETY: the pointer is null, or a box that `place` has leaked. Its `next` was written before
+    // the box was published.
     std::iter::successors(unsafe { first.as_ref() }, |place| unsafe { place.next.as_ref() })
 }
 
-/// A place that nobody has.
+/// Takes a free place, or makes one.
 fn place() -> &'static Place {
     let free = |place: &&Place| !place.is_taken.swap(true, Ordering::AcqRel);
     if let Some(place) = places().find(free) {
@@ -65,15 +68,15 @@ fn place() -> &'static Place {
     }
 }
 
-/// Has touches answered.
+/// Installs the handler for touches.
 pub(super) fn listen() -> std::result::Result<(), Errno> {
     signal::install(Touches::Shared, on_bus)?;
-    // Here, and not at a touch: a thread is made.
+    // Here, and not at a touch: this makes a thread.
     refills::start();
     Ok(())
 }
 
-/// From now on touches of the region are answered, until [`remove`].
+/// From now on the handler makes the region's chunks at touches, until [`remove`].
 pub(super) fn add(region: &Arc<Region>) {
     let (place, view) = (place(), region.view());
     place.start.store(view.start, Ordering::Relaxed);
@@ -81,7 +84,7 @@ pub(super) fn add(region: &Arc<Region>) {
     place.region.store(Arc::as_ptr(region).cast_mut(), Ordering::SeqCst);
 }
 
-/// Ends it. The caller has a reference to the region still.
+/// Ends that. The caller still has a reference to the region.
 pub(super) fn remove(region: &Arc<Region>) {
     let is_it =
         |place: &&Place| std::ptr::eq(place.region.load(Ordering::Relaxed), Arc::as_ptr(region));
@@ -93,17 +96,18 @@ pub(super) fn remove(region: &Arc<Region>) {
     place.is_taken.store(false, Ordering::Release);
 }
 
-/// The region that an address belongs to.
+/// Returns the region of an address.
 fn find(address: usize) -> Option<Arc<Region>> {
-    // Another handler that came in here could be the one that removes the region, and would wait for this thread.
+    // Another handler that interrupts this code could be the one that removes the region, and would
+    // wait for this thread.
     let _blocked = Blocked::all();
     places().find_map(|place| {
         place.looking.fetch_add(1, Ordering::SeqCst);
         let region = place.region.load(Ordering::SeqCst);
         let range = place.start.load(Ordering::Relaxed)..place.end.load(Ordering::Relaxed);
         let found = (!region.is_null() && range.contains(&address)).then(|| {
-            // SAFETY: from an `Arc` that lives: whoever takes it out of the place has a reference of its own until
-            // nobody looks at the place any more.
+            // SAFETY: from an `Arc` that lives. The thread that takes it out of the place keeps a
+            // reference until no thread looks at the place any more.
             unsafe {
                 Arc::increment_strong_count(region);
                 Arc::from_raw(region)
@@ -114,22 +118,23 @@ fn find(address: usize) -> Option<Arc<Region>> {
     })
 }
 
-/// In a child, where nobody looks.
+/// In a child, where no thread looks.
 pub(super) fn reset_in_child() {
     places().for_each(|place| place.looking.store(0, Ordering::SeqCst));
     refills::reset_in_child();
 }
 
-/// How often in a row the access of a page is tried again although its chunk is there and has not changed: an end for a page that
-/// raises SIGBUS for a reason of its own.
+/// How many times in a row the access of a page is repeated although its chunk is there and has not
+/// changed. It is a limit for a page that raises SIGBUS for another reason.
 const TRIES: u32 = 10;
 
 thread_local! {
-    /// Each thread's own: the page that it has touched last, its chunk's life then, and how often in a row.
+    /// Each thread's own: the page that it touched last, its chunk's life then, and how many times
+    /// in a row.
     static TRIED: Cell<(usize, u16, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// `true`: the access is tried again.
+/// Returns `true` if the access should be repeated.
 fn on_bus(address: usize) -> bool {
     let Some(region) = find(address) else { return false };
     let chunk = (address - region.view().start) / region.shape.chunk;
@@ -145,7 +150,8 @@ fn on_bus(address: usize) -> bool {
     times <= TRIES
 }
 
-/// Has a chunk made: by its function on the thread that runs such functions, or by the other maker that it has.
+/// Makes a chunk by its function, on the thread that runs such functions, or waits for its other
+/// maker.
 fn make(region: &Region, chunk: usize) -> Result<()> {
     let call = "a touch without a pin";
     let made = pin::get_or_fill(call, region, chunk, |bytes| {

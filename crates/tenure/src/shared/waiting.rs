@@ -1,14 +1,15 @@
-//! Waiting for another process, while nobody can tell whether it lives.
+//! Waiting for another process while it is unknown whether that process lives.
 
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// A process that has closed its descriptors, or may open no more, cannot ask who lives. It waits so long for another
-/// one: that may live, and be slow.
+/// The longest wait of a process that has closed its descriptors or may open no more files. Such a
+/// process cannot check whether the other one lives: it may live and be slow.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Since when a waiting thread has not been able to ask whether the process that it waits for lives.
+/// Since when a waiting thread has been unable to check whether the process that it waits for
+/// lives.
 pub(super) struct Waiting {
     blind: Option<Instant>,
 }
@@ -18,10 +19,10 @@ impl Waiting {
         Waiting { blind: None }
     }
 
-    /// After a look whether that process lives.
+    /// Takes the result of a check whether that process lives.
     ///
     /// # Errors
-    /// `EBADF`, `EMFILE`, …: for five seconds now nobody could ask.
+    /// `EBADF`, `EMFILE`, …: the checks have failed for five seconds.
     pub fn looked(
         &mut self,
         call: &'static str,

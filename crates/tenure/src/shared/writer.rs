@@ -1,6 +1,6 @@
-//! Where a process puts new values: at the end of a chunk of its own, one for each class. Only this process writes there,
-//! and others read what the index names; so nothing is locked, and a process that dies leaves at most its open chunks
-//! unfilled.
+//! Where a process puts new values: at the end of a chunk of its own, one for each class. Only this
+//! process writes there, and others read what the index leads to. So nothing is locked, and a
+//! process that dies leaves at most its open chunks unfilled.
 
 #![allow(unsafe_code, reason = "writes records to shared memory")]
 
@@ -16,12 +16,12 @@ use crate::os::generation;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tracking::settings::Priority;
 
-/// Which values lie together.
+/// The values that lie together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// New ones. Most are never asked for again.
+    /// New values. Most are never used again.
     New,
-    /// Those that were asked for more than once. They go later.
+    /// Values that were used more than once. They go later.
     Kept,
 }
 
@@ -36,14 +36,15 @@ impl Class {
     }
 }
 
-/// This process's open chunks: for each class an [`Open`].
+/// This process's open chunks: an [`Open`] for each class.
 #[derive(Debug)]
 pub(super) struct Writer {
     open: [AtomicU64; Class::ALL.len()],
 }
 
-/// An open chunk, in a word: the next free place (17 bits), the chunk's number (22 bits), and of which process it is: a
-/// child opens its own. All change at once: a thread of a child must never write where the parent does.
+/// An open chunk, in a word: the next free place (17 bits), the chunk's number (22 bits), and the
+/// process, because a child opens its own chunks. All parts change at once: a thread of a child
+/// must never write where the parent does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Open(u64);
 
@@ -64,13 +65,13 @@ impl Open {
         self.0 & ((1 << PLACE_BITS) - 1)
     }
 
-    /// Another process has opened it.
+    /// Returns whether another process has opened it.
     fn is_inherited(self) -> bool {
         self != NONE && (self.0 ^ generation::current() << PROCESS_AT) >> PROCESS_AT != 0
     }
 }
 
-/// The word of a class.
+/// Exchanges the word of a class.
 fn swap(open: &AtomicU64, from: Open, to: Open) -> bool {
     open.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
@@ -85,7 +86,8 @@ pub(super) struct Written<'a> {
 
 impl<'a> Written<'a> {
     pub fn record(&self) -> Option<Record<'a>> {
-        // SAFETY: written in a chunk that is pinned while this lives, and whoever has the record has the pin.
+        // SAFETY: the record is in a chunk that is pinned while this lives, and the holder of the
+        // record also has the pin.
         unsafe { Record::at(self.address, self.room) }
     }
 }
@@ -95,7 +97,7 @@ impl Writer {
         Writer { open: [const { AtomicU64::new(NONE.0) }; Class::ALL.len()] }
     }
 
-    /// In a child the parent goes on with the open chunks: the child's pins of them end.
+    /// In a child: ends the child's pins of the open chunks, because the parent goes on with them.
     #[cold]
     fn leave_the_parents(&self, memory: &SharedVolatile) {
         for open in &self.open {
@@ -106,7 +108,8 @@ impl Writer {
         }
     }
 
-    /// Writes a record. It is found once its entry is in the index. `gone`: makes an empty chunk, with so many places free.
+    /// Writes a record. Gets find it after its entry is in the index. `gone`: returns an empty
+    /// chunk with this many places free.
     pub fn write<'a>(
         &self,
         call: &'static str,
@@ -132,21 +135,24 @@ impl Writer {
                 self.open_chunk(memory, index, class, there, empty);
                 continue;
             }
-            // This process's pin of its open chunk may end here, and the chunk then go, before this one is counted.
+            // Before this pin is counted, this process's pin of its open chunk may end, and the
+            // chunk may go.
             let Some(pin) = memory.read(chunk)? else {
                 swap(open, there, NONE);
                 continue;
             };
-            // Inherited: by a child that a signal's handler has made since then. The places are the parent's.
+            // Inherited: a signal handler has made this child since then, and the places belong to
+            // the parent.
             if !swap(open, there, Open(there.0 + need)) || there.is_inherited() {
                 continue;
             }
             let life = memory.region().chunk(chunk).load().life();
             let (place, start) = (next as usize, memory.as_ptr(chunk)? as usize);
             let (address, room) = (start + place * unit, memory.chunk_size() - place * unit);
-            // SAFETY: these places are this call's since the exchange above: only this process has the chunk open, and
-            // places are given out once in a life of it. The chunk is pinned. A child that a signal's handler makes from
-            // here on writes the same bytes.
+            // SAFETY: these places belong to this call since the exchange above. Only this process
+            // has the chunk open, and it gives out each place once in a life of the chunk. The
+            // chunk is pinned. If a signal handler makes a child from here on, the child writes the
+            // same bytes.
             unsafe { record::write(address, hash, expires, key, value) };
             return Ok(Written { entry: Entry::new(hash, chunk, life, place), pin, address, room });
         }
@@ -164,22 +170,24 @@ impl Writer {
     ) {
         let region = memory.region();
         let number = chunk.number();
-        // An entry tells 65,536 lives of a chunk apart. Some times in a row, because a process may die here.
+        // An entry distinguishes 65,536 lives of a chunk. Several lives in a row do this, because a
+        // process may die here.
         let of_chunk = region.chunk(number);
         if of_chunk.load().life() & 0x7fff >= 0x7fc0 {
             index.forget(memory, number);
         }
         of_chunk.priority.store(stored(class.priority()), Ordering::Relaxed);
-        // Those that are opened later are younger, however fast that goes.
+        // Chunks that are opened later are younger, even if that is in the same tick.
         of_chunk
             .used
             .store(region.facts().tick.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         let is_opened = swap(&self.open[class as usize], before, Open::new(process, number, next));
-        // Where another thread has opened one meanwhile, the chunk is the next one's that needs one.
+        // If another thread has opened a chunk meanwhile, all places of this chunk count as dead,
+        // so that a later writer takes it.
         let closed = if is_opened { before } else { Open::new(process, number, next) };
-        // A child's parent goes on with it.
+        // A child's parent goes on with an inherited chunk.
         if closed != NONE && !closed.is_inherited() {
-            // Nobody writes to the rest of it.
+            // No process writes to the rest of it.
             let (bytes, number) = (memory.chunk_size(), closed.chunk());
             let rest = bytes / unit(bytes) - closed.next() as usize;
             index.root().dead.count(region.chunk(number), number, bytes, rest);
@@ -193,8 +201,8 @@ impl Writer {
     }
 }
 
-/// A chunk without values, pinned. Only the process that has found it fills it: a child that a signal's handler makes
-/// meanwhile has a copy of this.
+/// A pinned chunk without values. Only the process that found it fills it: a child that a signal
+/// handler makes meanwhile has a copy of this.
 pub(super) struct Empty<'a> {
     chunk: SharedChunk<'a>,
     process: u64,
@@ -202,12 +210,12 @@ pub(super) struct Empty<'a> {
 }
 
 impl<'a> Empty<'a> {
-    /// Of a chunk of zeros.
+    /// Returns a chunk of zeros as an empty one.
     pub fn of_zeros(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
         Empty::of(memory, maker.process(), maker.finish())
     }
 
-    /// Of a chunk that had values, which are nobody's from here on.
+    /// Returns a chunk whose values are dropped as an empty one.
     pub fn anew(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
         Empty::of(memory, maker.process(), maker.finish_anew())
     }
@@ -217,7 +225,7 @@ impl<'a> Empty<'a> {
         Empty { chunk, process, next: 1 }
     }
 
-    /// Writes a record, as [`Writer::write`] does. `None`: there is no room for it.
+    /// Writes a record, like [`Writer::write`]. Returns `None` if there is no room for it.
     pub fn write(
         &mut self,
         memory: &SharedVolatile,
@@ -230,8 +238,9 @@ impl<'a> Empty<'a> {
             return None;
         }
         let (address, room) = (self.chunk.as_ptr() as usize + place * unit, bytes - place * unit);
-        // SAFETY: only the process that has made the chunk writes to it, and no other thread has it yet. It is pinned. A child
-        // that a signal's handler makes meanwhile has it pinned, too, and writes the same bytes.
+        // SAFETY: only the process that made the chunk writes to it, and no other thread has the
+        // chunk yet. It is pinned. If a signal handler makes a child meanwhile, the child also has
+        // it pinned and writes the same bytes.
         unsafe { record::write(address, hash, expires, key, value) };
         self.next = next as u64;
         let life = memory.region().chunk(number).load().life();
@@ -241,7 +250,7 @@ impl<'a> Empty<'a> {
     }
 }
 
-/// Makes a chunk that is gone or was never made: zeros. `None`: there is none.
+/// Makes a chunk that is gone or was never made: zeros. Returns `None` if there is none.
 pub(super) fn find_gone<'a>(
     memory: &'a SharedVolatile,
     index: &Index,

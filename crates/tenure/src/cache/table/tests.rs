@@ -7,7 +7,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-/// A table, with forks that hold its lock.
+/// Returns a table whose lock forks hold.
 fn table<K: Eq>() -> Table<K> {
     #[cfg(not(loom))]
     crate::cache::fork::watch();
@@ -23,7 +23,7 @@ fn place(number: u32) -> Place {
     Place::new(number % 1000, 1 + number / 1000, 8)
 }
 
-/// Notes where a key led before.
+/// Notes the place that a key led to before.
 #[derive(Default)]
 struct Before(Cell<Option<Place>>);
 
@@ -107,7 +107,7 @@ proptest! {
     }
 }
 
-/// A key that counts how many there are.
+/// A key that counts its copies.
 #[derive(Clone)]
 struct Counted(u64, #[allow(dead_code, reason = "counts by being there")] Arc<()>);
 impl PartialEq for Counted {
@@ -220,14 +220,14 @@ fn a_panic_while_comparing_leaves_all_as_before() {
 
 type Action = Box<dyn Fn(&Table<Busy>) + Send + Sync>;
 
-/// What a key does while it is compared or dropped, and the table that it does it to.
+/// What a key does while it is compared or dropped, and the table that it uses then.
 type Shared = Arc<(Mutex<Option<Action>>, std::sync::Weak<Table<Busy>>)>;
 
 /// A key that uses its table while it is compared and dropped.
 struct Busy(u64, Shared);
 impl Busy {
     fn act(&self) {
-        // Not twice at once, or it would not end.
+        // Not recursively: it would not end.
         let action = self.1 .0.lock().unwrap().take();
         if let (Some(action), Some(table)) = (action, self.1 .1.upgrade()) {
             action(&table);
@@ -300,7 +300,7 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
 
 #[test]
 fn threads_find_what_is_there_and_never_another_keys_place() {
-    // A key's place names the key, so that a wrong one is seen.
+    // The place names the key, so that the test sees a wrong place.
     let table = Table::<Box<u64>>::new(None);
     let own = |key: u64, version: u32| Place::new(key as u32, 1 + version % 1000, 0);
     let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u32 & 0xFF00_00FF;
