@@ -124,7 +124,7 @@ fn use_it(shared: &SharedVolatile, is_whole: bool, random: &mut Random) {
             Ok(SharedPin::ToMake(mut maker)) => {
                 maker.fill(1);
                 if random.below(2) == 0 {
-                    assert_eq!(maker.finish()[9], 1);
+                    assert_eq!(maker.finish().unwrap()[9], 1);
                 }
             }
             Ok(SharedPin::BeingMade(other)) => {
@@ -287,7 +287,7 @@ fn a_chunk_whose_maker_has_no_pin_is_gone() {
         std::thread::scope(|scope| {
             let waiter =
                 scope.spawn(|| other.wait(Some(Duration::MAX)).unwrap().intact().is_some());
-            maker.finish();
+            maker.finish().unwrap();
             assert!(waiter.join().unwrap());
         });
         patience(0);

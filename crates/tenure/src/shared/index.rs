@@ -113,10 +113,14 @@ impl Index {
                     std::mem::forget(intact);
                     break;
                 }
-                SharedPin::ToMake(maker) => {
-                    std::mem::forget(maker.finish());
-                    break;
-                }
+                SharedPin::ToMake(maker) => match maker.finish() {
+                    Ok(made) => {
+                        std::mem::forget(made);
+                        break;
+                    }
+                    // A handler has forked: this is the child, and its parent makes the chunk.
+                    Err(_) => pin = memory.pin(chunk)?,
+                },
                 SharedPin::BeingMade(other) => pin = other.wait(Some(LONGEST))?,
             }
         }

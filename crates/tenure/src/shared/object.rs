@@ -281,8 +281,9 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedVolatile::pin`]. If `make` panics, the chunk stays gone. `make` must not ask for
-    /// the same chunk: it would wait for itself.
+    /// As [`SharedVolatile::pin`]. `EBUSY`: `make` has forked, and this is the child. The parent
+    /// makes the chunk, and the child must not write to it. If `make` panics, the chunk stays gone.
+    /// `make` must not ask for the same chunk: it would wait for itself.
     pub fn get_or_make(
         &self,
         chunk: usize,
@@ -301,8 +302,10 @@ impl SharedVolatile {
             match pin {
                 SharedPin::Intact(chunk) => return Ok(chunk),
                 SharedPin::ToMake(mut maker) => {
-                    make(&mut maker);
-                    return Ok(maker.finish());
+                    if maker.is_mine() {
+                        make(maker.bytes_mut());
+                    }
+                    return maker.finish_in(call);
                 }
                 SharedPin::BeingMade(other) => pin = other.wait(None)?,
             }
@@ -320,7 +323,7 @@ impl SharedVolatile {
     /// for pin in shared.pin_range(0..4)? {
     ///     if let SharedPin::ToMake(mut maker) = pin {
     ///         maker.fill(7);
-    ///         maker.finish();
+    ///         maker.finish()?;
     ///     }
     /// }
     /// # Ok::<(), tenure::Error>(())
@@ -352,7 +355,7 @@ impl SharedVolatile {
     /// shared.get_or_make(0, |bytes| bytes.fill(7))?;
     /// let mut maker = shared.remake(0)?;
     /// maker[0] = 8;
-    /// assert_eq!(maker.finish()[..2], [8, 7]);
+    /// assert_eq!(maker.finish()?[..2], [8, 7]);
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 ///     SharedPin::Intact(bytes) => println!("{}", bytes[0]),
 ///     SharedPin::ToMake(mut maker) => {
 ///         maker.fill(7); // only this caller has the right to make the bytes,
-///         maker.finish(); // and it publishes them
+///         maker.finish()?; // and it publishes them
 ///     }
 ///     SharedPin::BeingMade(other) => drop(other), // or wait for it
 /// }
@@ -90,12 +90,15 @@ pub struct SharedChunk<'a> {
 /// there, and all zeros, unless [`remake`](super::SharedVolatile::remake) returned this. If it is
 /// dropped without [`finish`](Maker::finish), the bytes are gone, and the next pin gets the right.
 ///
+/// A child that is forked meanwhile has a copy of this, but not the right: `finish` fails there
+/// with `EBUSY`, and a use as `&mut [u8]` panics.
+///
 /// ```
 /// use tenure::shared::{SharedPin, SharedVolatile};
 /// let shared = SharedVolatile::new(1 << 20)?;
 /// let SharedPin::ToMake(mut maker) = shared.pin(3)? else { unreachable!() };
 /// maker[..5].copy_from_slice(b"hello");
-/// assert_eq!(&maker.finish()[..5], b"hello");
+/// assert_eq!(&maker.finish()?[..5], b"hello");
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Debug)]
@@ -114,7 +117,7 @@ pub struct Maker<'a> {
 /// let shared = SharedVolatile::new(1 << 20)?;
 /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
 /// let SharedPin::BeingMade(other) = shared.pin(0)? else { unreachable!() };
-/// maker.finish();
+/// maker.finish()?;
 /// assert!(matches!(other.wait(None)?, SharedPin::Intact(_)));
 /// # Ok::<(), tenure::Error>(())
 /// ```
@@ -281,8 +284,9 @@ fn make_by<'a>(
 ) -> Result<Option<SharedChunk<'a>>> {
     let (region, chunk) = (maker.pin.region, maker.pin.chunk);
     purge::make_room(region, region.shape.chunk as u64);
-    refill::fill(call, region, chunk, make, |put| maker.act(put))?;
-    Ok(maker.is_mine().then(|| maker.finish()))
+    refill::fill(call, region, chunk, make, |put| _ = maker.act(put))?;
+    let (made, mine) = maker.publish(State::intact);
+    Ok(mine.then_some(made))
 }
 
 fn made_by_itself(call: &'static str, chunk: usize) -> Error {
@@ -360,12 +364,43 @@ impl<'a> Maker<'a> {
     }
 
     /// Uses the right, if this process has it and not its parent. Signals are blocked, so no
-    /// handler forks meanwhile.
-    pub(super) fn act(&self, act: impl FnOnce(&Blocked)) {
+    /// handler forks meanwhile. `false`: the parent has it.
+    pub(super) fn act(&self, act: impl FnOnce(&Blocked)) -> bool {
         let blocked = Blocked::all();
-        if self.process == generation::current() {
+        let mine = self.is_mine();
+        if mine {
             act(&blocked);
         }
+        mine
+    }
+
+    /// Sets the state of the chunk, which this maker has made. `false`: the parent makes it, and
+    /// its state is as it was.
+    pub(super) fn publish(self, to: impl Fn(State) -> State) -> (SharedChunk<'a>, bool) {
+        let (region, chunk) = (self.pin.region, self.pin.chunk);
+        let mine = self.act(|blocked| region.settle(chunk, blocked, to));
+        std::mem::forget(self);
+        (SharedChunk::pinned(region, chunk), mine)
+    }
+
+    /// Does the work of [`finish`](Self::finish) in a call of this name.
+    pub(super) fn finish_in(self, call: &'static str) -> Result<SharedChunk<'a>> {
+        let (made, mine) = self.publish(State::intact);
+        if mine {
+            return Ok(made);
+        }
+        let why = format!("the parent of this process makes chunk {}", made.number());
+        let remedy = "in a child that was forked meanwhile, pin the chunk anew";
+        Err(Error::new(ErrorKind::Busy, call, why, remedy))
+    }
+
+    /// The bytes to make.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.pin.region.shape.chunk;
+        // SAFETY: mapped to write, because read-only memory gives no maker. The memory is there,
+        // because the chunk is pinned. No other thread reads or writes a chunk while it has a
+        // maker. In a child that has a copy of the maker the callers write nothing.
+        unsafe { std::slice::from_raw_parts_mut(self.pin.address() as *mut u8, len) }
     }
 
     /// Returns the state of the chunk before this maker got it.
@@ -384,22 +419,19 @@ impl<'a> Maker<'a> {
 
     /// Publishes the bytes: from now on others find them. Wakes the threads that wait for them.
     ///
-    /// In a child that was forked while the chunk was being made it does nothing: the parent makes
-    /// the chunk.
-    ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
     /// let shared = SharedVolatile::new(1 << 20)?;
     /// let SharedPin::ToMake(maker) = shared.pin(0)? else { unreachable!() };
-    /// let chunk = maker.finish();
+    /// let chunk = maker.finish()?;
     /// assert_eq!(chunk[0], 0);
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn finish(self) -> SharedChunk<'a> {
-        let (region, chunk) = (self.pin.region, self.pin.chunk);
-        self.act(|blocked| region.settle(chunk, blocked, State::intact));
-        std::mem::forget(self);
-        SharedChunk { pin: Pin { region, chunk } }
+    ///
+    /// # Errors
+    /// `EBUSY`: this process was forked while its parent made the chunk. The parent still makes it.
+    pub fn finish(self) -> Result<SharedChunk<'a>> {
+        self.finish_in("Maker::finish")
     }
 
     /// Gives the right back. The maker has written nothing, and the next pin finds what this one
@@ -412,15 +444,6 @@ impl<'a> Maker<'a> {
         });
         std::mem::forget(self);
         region.unpin(chunk);
-    }
-
-    /// Does what [`finish`](Self::finish) does, for a chunk whose values are all dropped: it begins
-    /// another [life](State::life).
-    pub(super) fn finish_anew(self) -> SharedChunk<'a> {
-        let (region, chunk) = (self.pin.region, self.pin.chunk);
-        self.act(|blocked| region.settle(chunk, blocked, State::anew));
-        std::mem::forget(self);
-        SharedChunk { pin: Pin { region, chunk } }
     }
 
     pub(super) fn is_mine(&self) -> bool {
@@ -443,11 +466,8 @@ impl Deref for Maker<'_> {
 
 impl DerefMut for Maker<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let len = self.pin.region.shape.chunk;
-        // SAFETY: mapped to write, because read-only memory gives no maker. The memory is there,
-        // because the chunk is pinned. No other thread reads or writes a chunk while it has a
-        // maker.
-        unsafe { std::slice::from_raw_parts_mut(self.pin.address() as *mut u8, len) }
+        assert!(self.is_mine(), "the parent of this process makes the chunk: pin it anew");
+        self.bytes_mut()
     }
 }
 

@@ -9,7 +9,7 @@ use super::index::Index;
 use super::object::SharedVolatile;
 use super::pin::{Maker, SharedChunk, SharedPin};
 use super::record::Record;
-use super::state::Kind;
+use super::state::{Kind, State};
 use super::{record, stored};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
@@ -212,12 +212,12 @@ pub(super) struct Empty<'a> {
 impl<'a> Empty<'a> {
     /// Returns a chunk of zeros as an empty one.
     pub fn of_zeros(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
-        Empty::of(memory, maker.process(), maker.finish())
+        Empty::of(memory, maker.process(), maker.publish(State::intact).0)
     }
 
     /// Returns a chunk whose values are dropped as an empty one.
     pub fn anew(memory: &SharedVolatile, maker: Maker<'a>) -> Empty<'a> {
-        Empty::of(memory, maker.process(), maker.finish_anew())
+        Empty::of(memory, maker.process(), maker.publish(State::anew).0)
     }
 
     fn of(memory: &SharedVolatile, process: u64, chunk: SharedChunk<'a>) -> Empty<'a> {

@@ -252,7 +252,7 @@ fn a_forgotten_pin_that_ends_takes_no_other_makers_chunk() {
                 match shared.pin(0).unwrap() {
                     SharedPin::ToMake(mut maker) if n % 2 == 0 => {
                         maker.fill(7);
-                        check(&maker.finish());
+                        check(&maker.finish().unwrap());
                         shared.purge_now(0..1).unwrap();
                     }
                     SharedPin::ToMake(gives_up) => drop(gives_up),
@@ -440,7 +440,7 @@ fn work(cache: &SharedCache, shared: &SharedVolatile, seed: u64) {
         if let Ok(mut maker) = shared.remake(chunk) {
             maker[0] = 0;
             maker[0] = chunk as u8 + 1;
-            maker.finish();
+            maker.finish().unwrap();
         }
     }
 }
@@ -514,7 +514,7 @@ mod stepped {
                 }
                 let Some(SharedPin::ToMake(mut maker)) = pin else { panic!() };
                 maker.fill(7);
-                let made = maker.finish();
+                let made = maker.finish().unwrap();
                 assert!(stepping::let_children_go() > 5);
                 assert!(made.iter().all(|byte| *byte == 7), "taken from under a pin");
                 assert!(shared.read(chunk).unwrap().is_some());

@@ -359,3 +359,54 @@ fn interrupted(most: u64, mut round: impl FnMut(&dyn Fn())) {
         over.store(true, Ordering::SeqCst);
     });
 }
+
+/// Forks, by a plain system call if `raw`. Returns 0 in the child, and its number in the parent.
+fn fork_in_the_midst(raw: bool) -> i32 {
+    // SAFETY: the callers end the child by _exit.
+    unsafe {
+        match raw {
+            true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
+            false => libc::fork(),
+        }
+    }
+}
+
+/// A child that is forked while its parent makes a chunk gets no bytes that the parent still
+/// writes, and none that vanish if the parent gives up.
+#[test]
+fn a_child_of_a_maker_makes_nothing() {
+    promised(this_test!(), || {
+        let is_refused = |made: tenure::Result<_>| {
+            made.is_err_and(|error: tenure::Error| error.errno() == libc::EBUSY)
+        };
+        let end = |well: bool| {
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!well)) }
+        };
+        for raw in [false, true] {
+            let shared = small(4);
+            let mut child = -1;
+            let made = shared.get_or_make(0, |bytes| {
+                child = fork_in_the_midst(raw);
+                if child != 0 {
+                    bytes.fill(7);
+                }
+            });
+            if child == 0 {
+                end(is_refused(made.map(drop)));
+            }
+            assert_eq!(end_of(child), Ended::Well, "get_or_make, raw: {raw}");
+            assert!(made.unwrap().iter().all(|byte| *byte == 7));
+            let SharedPin::ToMake(mut maker) = shared.pin(1).unwrap() else { panic!() };
+            let child = fork_in_the_midst(raw);
+            if child == 0 {
+                let write = std::panic::AssertUnwindSafe(|| maker[0] = 1);
+                let panicked = std::panic::catch_unwind(write).is_err();
+                end(panicked && is_refused(maker.finish().map(drop)));
+            }
+            assert_eq!(end_of(child), Ended::Well, "a maker, raw: {raw}");
+            maker[1] = 7;
+            assert_eq!(maker.finish().unwrap()[..2], [0, 7]);
+        }
+    });
+}
