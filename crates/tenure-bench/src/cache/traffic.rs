@@ -6,19 +6,27 @@ use super::store::{blank, Store, Tally};
 use crate::harness::{parallel, Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::Options;
 use std::io;
+use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
     Get,
+    /// In steady use: each value was overwritten just before.
     Insert,
+    /// After [`PAUSE`], in which tenure offers its segments to the kernel.
+    InsertAfterPause,
     Mixed,
 }
+
+/// Longer than the half second after which a cache that is not used offers its memory.
+const PAUSE: Duration = Duration::from_millis(800);
 
 impl Work {
     fn name(self) -> &'static str {
         match self {
             Work::Get => "get",
             Work::Insert => "overwrite",
+            Work::InsertAfterPause => "overwrite after a pause",
             Work::Mixed => "90 % get, 10 % overwrite",
         }
     }
@@ -71,10 +79,13 @@ pub(super) fn large_values(
     ];
     for (value_len, values, operations) in sizes {
         let mut plan = Vec::new();
-        for work in [Work::Get, Work::Insert] {
+        for work in [Work::Get, Work::Insert, Work::InsertAfterPause] {
             for &threads in threads {
+                if work == Work::InsertAfterPause && threads > 1 {
+                    continue;
+                }
                 let pattern = Pattern::Uniform;
-                let rounds = 9;
+                let rounds = if work == Work::InsertAfterPause { 3 } else { 9 };
                 plan.push(Traffic {
                     work,
                     pattern,
@@ -131,22 +142,39 @@ impl Traffic {
             let sequences = sequences.clone();
             let mut contestant =
                 Contestant::new(*name, *role, move || self.sample(store.as_ref(), &sequences));
-            if *role == Role::Ours && self.work == Work::Get {
-                contestant = contestant.goal(Goal::SpeedOfBestPeer(0.8));
+            let goal = match self.work {
+                Work::Get => Some(0.8),
+                Work::Insert => Some(1.0 / 1.1),
+                Work::InsertAfterPause | Work::Mixed => None,
+            };
+            if let (Role::Ours, Some(speed)) = (*role, goal) {
+                contestant = contestant.goal(Goal::SpeedOfBestPeer(speed));
             }
             comparison = comparison.with(contestant);
         }
         comparison
     }
 
+    fn is_overwriting(&self) -> bool {
+        matches!(self.work, Work::Insert | Work::InsertAfterPause)
+    }
+
     /// Wall time over all operations of all threads.
     fn sample(&self, store: &dyn Store, sequences: &[Vec<u64>]) -> io::Result<Sample> {
         let template = blank(self.value_len);
+        match self.work {
+            Work::Insert => {
+                let all: Vec<u64> = (0..self.values as u64).collect();
+                store.write_each(&all, &mut template.clone())?;
+            }
+            Work::InsertAfterPause => std::thread::sleep(PAUSE),
+            Work::Get | Work::Mixed => {}
+        }
         let (time, tallies) = parallel(self.threads, |thread| {
             let keys = &sequences[thread];
             match self.work {
                 Work::Get => Ok(store.read_each(keys)),
-                Work::Insert => {
+                Work::Insert | Work::InsertAfterPause => {
                     store.write_each(keys, &mut template.clone()).map(|()| Tally::default())
                 }
                 Work::Mixed => store.mix_each(keys, &mut template.clone()),
@@ -159,8 +187,7 @@ impl Traffic {
         let operations: usize = sequences.iter().map(Vec::len).sum();
         let sample = Sample::from(time.as_nanos() as f64 / operations as f64);
         let misses = all.misses_if_right()? as f64;
-        let mut sample =
-            if self.work == Work::Insert { sample } else { sample.with("misses", misses) };
+        let mut sample = if self.is_overwriting() { sample } else { sample.with("misses", misses) };
         // Writing is cheap for a cache that only appends, so this shows its memory.
         if let (true, Some(bytes)) = (self.work != Work::Get, store.footprint()) {
             let live = (self.values * self.value_len) as f64;
