@@ -10,8 +10,8 @@ const WORD: usize = size_of::<u64>();
 /// The page is mapped readable and stays so for the call.
 pub(crate) unsafe fn first_nonzero(page: usize, page_size: usize) -> Option<(u16, u64)> {
     (0..page_size / WORD).find_map(|i| {
-        // SAFETY: the word is inside the page and aligned. The read is atomic because the program
-        // may write it meanwhile.
+        // SAFETY: the caller promises that the page is mapped readable. The word is inside it and
+        // aligned. The read is atomic because the program may write the word meanwhile.
         let value =
             unsafe { AtomicU64::from_ptr((page + i * WORD) as *mut u64) }.load(Ordering::Relaxed);
         (value != 0).then_some((i as u16, value))
@@ -22,10 +22,11 @@ pub(crate) unsafe fn first_nonzero(page: usize, page_size: usize) -> Option<(u16
 /// kernel keeps it. `false`: the word holds another value.
 ///
 /// # Safety
-/// The page is mapped writable and stays so for the call.
+/// The page is mapped writable and stays so for the call. The word is one of the page.
 pub(crate) unsafe fn redirty(page: usize, word: u16, value: u64) -> bool {
-    // SAFETY: the word is inside the page and aligned. It is one atomic instruction, so the kernel
-    // has either discarded the page before it (the word reads 0) or finds it dirty.
+    // SAFETY: the caller promises that the page is mapped writable and has the word, which is
+    // aligned. It is one atomic instruction, so the kernel has either discarded the page before it
+    // (the word reads 0) or finds it dirty.
     unsafe { AtomicU64::from_ptr((page + word as usize * WORD) as *mut u64) }
         .compare_exchange(value, value, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()
