@@ -32,10 +32,16 @@ fn populate_reads_no_hole_however_many_there_are() {
     let dir = or_skip!(directory());
     let path = dir.path().join("sparse");
     let file = write(&path, 0..300);
-    drop_pages(&path, 0..300 * STRIDE);
     let blocks = file.metadata().unwrap().blocks();
-    let done = tenure().args(["populate", "--json"]).arg(&path).output().expect("it starts");
-    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let populated = || {
+        drop_pages(&path, 0..300 * STRIDE);
+        tenure().args(["populate", "--json"]).arg(&path).output().expect("it starts")
+    };
+    // The kernel may take a page for another process before the command looks again: then the
+    // exit code is 1 (seen once, beside other tests).
+    let done = (0..3).map(|_| populated()).find(|done| done.status.code() != Some(1));
+    let done = done.unwrap_or_else(populated);
+    assert_eq!(done.status.code(), Some(0), "{}{}", text(&done.stdout), text(&done.stderr));
     let told = json(&done);
     let number = |name: &str| told[name].as_u64().expect("a number");
     assert!(of_parts(number("bytes"), 300), "{told}");
