@@ -273,7 +273,7 @@ impl SharedCache {
         hasher.finish()
     }
 
-    fn parts(&self) -> Parts<'_> {
+    pub(super) fn parts(&self) -> Parts<'_> {
         Parts { memory: &self.memory, index: &self.index, writer: &self.writer }
     }
 
@@ -304,7 +304,7 @@ impl SharedCache {
             let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
                 return None;
             };
-            if record.expires() != 0 && record.expires() <= now() {
+            if record.has_expired() {
                 let out = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
                 if out.is_ok() {
                     parts.count_dead(entry, &record);
@@ -362,7 +362,7 @@ impl SharedCache {
             return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
         }
         let expires = self.time_to_live.map_or(0, |time| {
-            now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
+            record::now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
         });
         let parts = (hash, expires, key, value);
         let (all, class) = (self.parts(), self.class_of(hash));
@@ -522,11 +522,6 @@ impl SharedCache {
 }
 
 const _: () = assert!(PLACES <= 1 << 16);
-
-/// Returns the machine's clock in milliseconds.
-fn now() -> u64 {
-    super::room::now() / 1000
-}
 
 /// The descriptor, for another process.
 impl AsFd for SharedCache {
