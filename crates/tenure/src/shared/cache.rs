@@ -267,7 +267,7 @@ impl SharedCache {
     }
 
     /// Returns the hash of a key, which is equal in all processes.
-    fn hash(&self, key: &[u8]) -> u64 {
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
         let mut hasher = foldhash::quality::FixedState::with_seed(self.seed).build_hasher();
         hasher.write(key);
         hasher.finish()
@@ -385,7 +385,7 @@ impl SharedCache {
             }
         };
         self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
-        all.drop_others(hash, key, Some(place));
+        all.keep_first(hash, key, written.entry, place);
         let bytes = written.record().map_or(&[][..], |record| record.value());
         Ok(SharedValue { _pin: written.pin, bytes })
     }
@@ -473,7 +473,7 @@ impl SharedCache {
     #[doc(alias = "invalidate")]
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.memory.region().slots.own("SharedCache::remove")?;
-        Ok(self.parts().drop_others(self.hash(key), key, None))
+        Ok(self.parts().remove(self.hash(key), key))
     }
 
     /// Removes all values, for all processes, and gives back their memory, except for held values.
