@@ -104,8 +104,5 @@ fn refuse(call: Call) {
 }
 
 fn refuse_as(call: Call, errno: Errno) {
-    Filter::new()
-        .refuse(call, errno)
-        .install_all_threads()
-        .expect("a filter needs no rights");
+    Filter::new().refuse(call, errno).install_all_threads().expect("a filter needs no rights");
 }

@@ -4,7 +4,7 @@
 
 use super::builder::SharedVolatileBuilder;
 use super::entry::{unit, Entry, PLACES};
-use super::flight::{self, Begin};
+use super::flight::{self, Begin, Makers};
 use super::index::{self, Index};
 use super::layout::Use;
 use super::object::SharedVolatile;
@@ -42,6 +42,7 @@ pub struct SharedCache {
     memory: SharedVolatile,
     index: Index,
     writer: Writer,
+    makers: Makers,
     seed: u64,
     time_to_live: Option<Duration>,
     hits: AtomicU64,
@@ -260,10 +261,9 @@ impl SharedCache {
     fn on(memory: SharedVolatile, time_to_live: Option<Duration>) -> Result<SharedCache> {
         let index = Index::open(&memory)?;
         let seed = index.root().seed.load(Ordering::Acquire);
-        let writer = Writer::new();
-        let counters = (AtomicU64::new(0), AtomicU64::new(0));
-        let (hits, misses) = counters;
-        Ok(SharedCache { memory, index, writer, seed, time_to_live, hits, misses })
+        let (writer, makers) = (Writer::new(), Makers::new());
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(SharedCache { memory, index, writer, makers, seed, time_to_live, hits, misses })
     }
 
     /// Returns the hash of a key, which is equal in all processes.
@@ -408,6 +408,9 @@ impl SharedCache {
     /// Returns the value of a key, or makes it with `make` and puts it in. If several threads and
     /// processes ask for it at once, one makes it and the others wait.
     ///
+    /// A thread that itself makes a value waits for another process for five seconds at most, and
+    /// then makes the value, too: that process may wait for this one.
+    ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
     /// let value = cache.get_or_insert_with(b"seven", || vec![7; 100])?;
@@ -416,8 +419,9 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key. If `make` panics, one
-    /// of the waiting threads makes the value.
+    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
+    /// the value waits for this thread, or this thread makes 32 values, one inside another. If
+    /// `make` panics, one of the waiting threads makes the value.
     pub fn get_or_insert_with<V: AsRef<[u8]>>(
         &self,
         key: &[u8],
@@ -425,18 +429,23 @@ impl SharedCache {
     ) -> Result<SharedValue<'_>> {
         let call = "SharedCache::get_or_insert_with";
         let hash = self.hash(key);
-        let mut waiting = Waiting::new();
+        let (mut waiting, mut alone) = (Waiting::new(), false);
+        let look = || {
+            let found = self.find(hash, key);
+            self.hits.fetch_add(found.is_some().into(), Ordering::Relaxed);
+            found
+        };
         loop {
-            if let Some(value) = self.find(hash, key) {
-                self.hits.fetch_add(1, Ordering::Relaxed);
+            if let Some(value) = look() {
                 return Ok(value);
             }
             let region = self.memory.region();
             let own = region.slots.own(call)?;
-            match flight::begin(region, &self.index.root().flights, own, hash) {
+            let flights = &self.index.root().flights;
+            match flight::begin(region, flights, &self.makers, (own, hash), alone) {
                 Begin::Make(_flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
-                    if let Some(value) = self.find(hash, key) {
+                    if let Some(value) = look() {
                         return Ok(value);
                     }
                     self.misses.fetch_add(1, Ordering::Relaxed);
@@ -444,14 +453,12 @@ impl SharedCache {
                     return self.insert_as(call, hash, key, value.as_ref());
                 }
                 Begin::Waited(asked) => {
-                    // This thread cannot find out whether the maker lives. Making the value twice
-                    // is better than never making it.
-                    if waiting.looked(call, asked).is_err() {
-                        return self.insert_as(call, hash, key, make().as_ref());
-                    }
+                    // This thread cannot find out whether the maker lives, or whether the maker
+                    // waits for it. Making the value twice is better than never making it.
+                    alone = waiting.looked(call, asked).is_err()
+                        || flight::is_making() && waiting.is_long();
                 }
-                Begin::Own => {
-                    let why = "the function that makes the value asks for the same key";
+                Begin::Deadlock(why) => {
                     let remedy = "make it without asking the cache for it";
                     return Err(Error::new(ErrorKind::Deadlock, call, why, remedy));
                 }
