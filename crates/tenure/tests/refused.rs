@@ -1,7 +1,7 @@
 //! If `MADV_FREE` is refused, nothing can be volatile, and every call returns an error that names
 //! the refused call.
 
-use tenure::shared::{ashmem, SharedVolatile};
+use tenure::shared::{ashmem, SharedCache, SharedVolatile};
 use tenure::volatile;
 use tenure::{Cache, ErrorKind, Mapping, Volatile};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
@@ -80,10 +80,29 @@ fn shared_memory_names_the_call_that_was_refused() {
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 
+/// Chunks that the cache has keep their memory while it empties them.
+#[test]
+fn a_shared_cache_without_more_memory_replaces_its_oldest_values() {
+    let result = run_child(this_test!(), &[], || {
+        let cache = SharedCache::builder().most(64 << 20).build().unwrap();
+        let insert = |key: u32| cache.insert(&key.to_le_bytes(), &[key as u8; 100_000]);
+        (0..50).for_each(|key| insert(key).unwrap());
+        let before = cache.stats().memory.intact;
+        refuse_as(Call::Madvise(libc::MADV_POPULATE_WRITE), Errno::NOMEM);
+        for key in 50..250 {
+            insert(key).unwrap();
+            assert_eq!(cache.get(&key.to_le_bytes()).unwrap().unwrap()[..], [key as u8; 100_000]);
+        }
+        assert!(cache.stats().memory.intact <= before);
+    });
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
 /// In all threads, because the background thread makes the calls.
 fn refuse(call: Call) {
-    Filter::new()
-        .refuse(call, Errno::PERM)
-        .install_all_threads()
-        .expect("a filter needs no rights");
+    refuse_as(call, Errno::PERM);
+}
+
+fn refuse_as(call: Call, errno: Errno) {
+    Filter::new().refuse(call, errno).install_all_threads().expect("a filter needs no rights");
 }

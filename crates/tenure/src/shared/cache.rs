@@ -4,7 +4,7 @@
 
 use super::builder::SharedVolatileBuilder;
 use super::entry::{unit, Entry, PLACES};
-use super::flight::{self, Begin};
+use super::flight::{self, Begin, Makers};
 use super::index::{self, Index};
 use super::layout::Use;
 use super::object::SharedVolatile;
@@ -42,6 +42,7 @@ pub struct SharedCache {
     memory: SharedVolatile,
     index: Index,
     writer: Writer,
+    makers: Makers,
     seed: u64,
     time_to_live: Option<Duration>,
     hits: AtomicU64,
@@ -260,20 +261,19 @@ impl SharedCache {
     fn on(memory: SharedVolatile, time_to_live: Option<Duration>) -> Result<SharedCache> {
         let index = Index::open(&memory)?;
         let seed = index.root().seed.load(Ordering::Acquire);
-        let writer = Writer::new();
-        let counters = (AtomicU64::new(0), AtomicU64::new(0));
-        let (hits, misses) = counters;
-        Ok(SharedCache { memory, index, writer, seed, time_to_live, hits, misses })
+        let (writer, makers) = (Writer::new(), Makers::new());
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(SharedCache { memory, index, writer, makers, seed, time_to_live, hits, misses })
     }
 
     /// Returns the hash of a key, which is equal in all processes.
-    fn hash(&self, key: &[u8]) -> u64 {
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
         let mut hasher = foldhash::quality::FixedState::with_seed(self.seed).build_hasher();
         hasher.write(key);
         hasher.finish()
     }
 
-    fn parts(&self) -> Parts<'_> {
+    pub(super) fn parts(&self) -> Parts<'_> {
         Parts { memory: &self.memory, index: &self.index, writer: &self.writer }
     }
 
@@ -304,7 +304,7 @@ impl SharedCache {
             let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
                 return None;
             };
-            if record.expires() != 0 && record.expires() <= now() {
+            if record.has_expired() {
                 let out = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
                 if out.is_ok() {
                     parts.count_dead(entry, &record);
@@ -362,7 +362,7 @@ impl SharedCache {
             return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
         }
         let expires = self.time_to_live.map_or(0, |time| {
-            now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
+            record::now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
         });
         let parts = (hash, expires, key, value);
         let (all, class) = (self.parts(), self.class_of(hash));
@@ -385,7 +385,7 @@ impl SharedCache {
             }
         };
         self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
-        all.drop_others(hash, key, Some(place));
+        all.keep_first(hash, key, written.entry, place);
         let bytes = written.record().map_or(&[][..], |record| record.value());
         Ok(SharedValue { _pin: written.pin, bytes })
     }
@@ -408,6 +408,9 @@ impl SharedCache {
     /// Returns the value of a key, or makes it with `make` and puts it in. If several threads and
     /// processes ask for it at once, one makes it and the others wait.
     ///
+    /// A thread that itself makes a value waits for another process for five seconds at most, and
+    /// then makes the value, too: that process may wait for this one.
+    ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
     /// let value = cache.get_or_insert_with(b"seven", || vec![7; 100])?;
@@ -416,8 +419,9 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key. If `make` panics, one
-    /// of the waiting threads makes the value.
+    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
+    /// the value waits for this thread, or this thread makes 32 values, one inside another. If
+    /// `make` panics, one of the waiting threads makes the value.
     pub fn get_or_insert_with<V: AsRef<[u8]>>(
         &self,
         key: &[u8],
@@ -425,18 +429,23 @@ impl SharedCache {
     ) -> Result<SharedValue<'_>> {
         let call = "SharedCache::get_or_insert_with";
         let hash = self.hash(key);
-        let mut waiting = Waiting::new();
+        let (mut waiting, mut alone) = (Waiting::new(), false);
+        let look = || {
+            let found = self.find(hash, key);
+            self.hits.fetch_add(found.is_some().into(), Ordering::Relaxed);
+            found
+        };
         loop {
-            if let Some(value) = self.find(hash, key) {
-                self.hits.fetch_add(1, Ordering::Relaxed);
+            if let Some(value) = look() {
                 return Ok(value);
             }
             let region = self.memory.region();
             let own = region.slots.own(call)?;
-            match flight::begin(region, &self.index.root().flights, own, hash) {
+            let flights = &self.index.root().flights;
+            match flight::begin(region, flights, &self.makers, (own, hash), alone) {
                 Begin::Make(_flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
-                    if let Some(value) = self.find(hash, key) {
+                    if let Some(value) = look() {
                         return Ok(value);
                     }
                     self.misses.fetch_add(1, Ordering::Relaxed);
@@ -444,14 +453,12 @@ impl SharedCache {
                     return self.insert_as(call, hash, key, value.as_ref());
                 }
                 Begin::Waited(asked) => {
-                    // This thread cannot find out whether the maker lives. Making the value twice
-                    // is better than never making it.
-                    if waiting.looked(call, asked).is_err() {
-                        return self.insert_as(call, hash, key, make().as_ref());
-                    }
+                    // This thread cannot find out whether the maker lives, or whether the maker
+                    // waits for it. Making the value twice is better than never making it.
+                    alone = waiting.looked(call, asked).is_err()
+                        || flight::is_making() && waiting.is_long();
                 }
-                Begin::Own => {
-                    let why = "the function that makes the value asks for the same key";
+                Begin::Deadlock(why) => {
                     let remedy = "make it without asking the cache for it";
                     return Err(Error::new(ErrorKind::Deadlock, call, why, remedy));
                 }
@@ -473,7 +480,7 @@ impl SharedCache {
     #[doc(alias = "invalidate")]
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.memory.region().slots.own("SharedCache::remove")?;
-        Ok(self.parts().drop_others(self.hash(key), key, None))
+        Ok(self.parts().remove(self.hash(key), key))
     }
 
     /// Removes all values, for all processes, and gives back their memory, except for held values.
@@ -522,11 +529,6 @@ impl SharedCache {
 }
 
 const _: () = assert!(PLACES <= 1 << 16);
-
-/// Returns the machine's clock in milliseconds.
-fn now() -> u64 {
-    super::room::now() / 1000
-}
 
 /// The descriptor, for another process.
 impl AsFd for SharedCache {

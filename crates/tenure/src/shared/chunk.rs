@@ -64,6 +64,16 @@ impl Chunk<'_> {
         State(self.state.load(Ordering::SeqCst))
     }
 
+    /// Returns how many ticks before `now` the chunk was last used. Another process may have used it
+    /// after the caller read `now`: such a chunk is as young as can be.
+    pub fn age(&self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.used.load(Ordering::Relaxed));
+        if age > u32::MAX / 2 {
+            return 0;
+        }
+        age
+    }
+
     fn change(&self, from: State, to: State) -> bool {
         let change = self.state.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::Relaxed);
         change.is_ok()
@@ -252,5 +262,24 @@ impl Chunk<'_> {
             self.pins[dead as usize].store(0, Ordering::Release);
         }
         awaited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_that_was_used_after_the_look_is_the_youngest() {
+        let (state, used) = (AtomicU64::new(0), AtomicU32::new(0));
+        let (priority, dead) = (AtomicU8::new(0), AtomicU16::new(0));
+        let chunk =
+            Chunk { state: &state, used: &used, priority: &priority, dead: &dead, pins: &[] };
+        for now in [0, 5, 1 << 31, u32::MAX] {
+            for (later, age) in [(0, 0), (1, 0), (9999, 0), (-1, 1), (-9999, 9999)] {
+                used.store(now.wrapping_add_signed(later), Ordering::Relaxed);
+                assert_eq!(chunk.age(now), age, "{now} {later}");
+            }
+        }
     }
 }

@@ -13,7 +13,7 @@ use super::record::Record;
 use super::state::Kind;
 use super::writer::{find_gone, Class, Empty};
 use super::{list, purge, record, room, stored};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::time::Duration;
@@ -63,17 +63,23 @@ impl Hot {
 /// Returns a chunk for new values, pinned, with this many places free. If there is no empty chunk,
 /// or no memory for one, the oldest chunk goes. Returns `None` if every chunk stays pinned for some
 /// milliseconds.
+///
+/// # Errors
+/// The kernel has refused memory, and every chunk that has some stays pinned.
 pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<Empty<'a>>> {
     if let Some(chunk) = dead_chunk(parts, need) {
         return Ok(Some(chunk));
     }
     let (mut emptied, mut waited) = (0, 0);
+    // After the kernel has refused memory, the cache asks for no more: a chunk that is emptied keeps
+    // its own.
+    let mut refused = None;
     loop {
         let mut pinned = Vec::new();
         loop {
-            let is_short = room::is_short(parts.memory.chunk_size() as u64);
+            let is_short = refused.is_none() && room::is_short(parts.memory.chunk_size() as u64);
             if !is_short {
-                if let Some(chunk) = find_gone(parts.memory, parts.index)? {
+                if let Some(chunk) = make_gone(parts, &mut refused) {
                     return Ok(Some(chunk));
                 }
             }
@@ -102,13 +108,18 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<E
             }
         }
         // If memory is short, making the chunk purges others.
-        if let Some(chunk) = find_gone(parts.memory, parts.index)? {
-            return Ok(Some(chunk));
+        if refused.is_none() {
+            if let Some(chunk) = make_gone(parts, &mut refused) {
+                return Ok(Some(chunk));
+            }
+            if refused.is_some() {
+                continue;
+            }
         }
         // Readers pin a chunk for a moment. In a small cache they may have all chunks pinned.
         let is_forking = parts.memory.region().forks().is_none();
         if waited >= if is_forking { FORK_PATIENCE } else { PATIENCE } {
-            return Ok(None);
+            return refused.map_or(Ok(None), Err);
         }
         if waited == 0 {
             // The processes that have chunks pinned may have died, and no worker may have looked
@@ -118,6 +129,17 @@ pub(super) fn empty_chunk<'a>(parts: &Parts<'a>, need: usize) -> Result<Option<E
         waited += 1;
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// As [`find_gone`], unless the kernel has `refused` memory.
+fn make_gone<'a>(parts: &Parts<'a>, refused: &mut Option<Error>) -> Option<Empty<'a>> {
+    if refused.is_some() {
+        return None;
+    }
+    find_gone(parts.memory, parts.index).unwrap_or_else(|error| {
+        *refused = Some(error);
+        None
+    })
 }
 
 /// Returns a chunk that was nearly dead, with the rest of its values and this many places free.
@@ -197,9 +219,8 @@ fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
             if chunk.is_nearly_dead() {
                 return Some((number, if is_kept { Class::Kept } else { Class::New }));
             }
-            let age = now.wrapping_sub(chunk.used.load(Ordering::Relaxed));
             let oldest = &mut oldest[usize::from(is_kept)];
-            *oldest = (*oldest).max(Some((age, number)));
+            *oldest = (*oldest).max(Some((chunk.age(now), number)));
         }
     }
     let of = |class: Class| oldest[class as usize].map(|(_, number)| (number, class));
@@ -232,9 +253,9 @@ fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'
     }
 }
 
-/// Returns the values of a chunk with at least this many uses to which the index still leads. After
-/// the last record come zeros, or remains of another life of the chunk, to which the index does not
-/// lead.
+/// Returns the values of a chunk with at least this many uses that have not expired and to which
+/// the index still leads. After the last record come zeros, or remains of another life of the
+/// chunk, to which the index does not lead.
 fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut hot = Vec::new();
     let Ok(Some(_pin)) = parts.memory.read(chunk) else { return hot };
@@ -243,7 +264,7 @@ fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut place = 1;
     while let Some(record) = parts.record(chunk, place).filter(|record| !record.is_none()) {
         let entry = Entry::new(record.hash(), chunk, life, place);
-        if record.hits() >= least && is_named(parts, &record, entry) {
+        if record.hits() >= least && !record.has_expired() && is_named(parts, &record, entry) {
             hot.push(Hot {
                 entry,
                 hash: record.hash(),
@@ -263,4 +284,23 @@ fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
 fn is_named(parts: &Parts<'_>, record: &Record<'_>, entry: Entry) -> bool {
     let named = |_: &_, there: Entry| (there == entry).then_some(());
     parts.index.find(parts.memory, record.hash(), named).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::SharedCache;
+
+    #[test]
+    fn an_expired_value_is_not_written_again() {
+        for (time, stay) in [(Duration::from_secs(3600), 1), (Duration::from_millis(1), 0)] {
+            let cache = SharedCache::builder().most(64 << 20).time_to_live(time).build().unwrap();
+            cache.insert(b"key", b"value").unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            let parts = cache.parts();
+            let chunks = parts.index.chunks()..parts.memory.chunks();
+            let stays: usize = chunks.map(|chunk| values(&parts, chunk, 0).len()).sum();
+            assert_eq!(stays, stay, "{time:?}");
+        }
+    }
 }

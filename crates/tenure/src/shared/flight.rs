@@ -5,15 +5,16 @@
 use super::making::{Making, FLIGHTS};
 use super::region::Region;
 use crate::os::{futex, generation};
-use crate::sync::{AtomicU64, Ordering};
+use crate::runtime::waits;
+use crate::sync::{thread_number, AtomicU64, Futex, Ordering};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How long a waiter sleeps before it checks whether the maker lives.
+/// How long a waiter sleeps before it checks whether the maker's process lives.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-/// How many values, one inside another, the cache remembers for a thread that makes them.
-const NESTED: usize = 8;
+/// How many values, one inside another, a thread may make.
+const NESTED: usize = 32;
 
 thread_local! {
     // Constant and without a destructor: it allocates nothing, and a thread can use it until its
@@ -23,10 +24,30 @@ thread_local! {
     static MAKING: Cell<[Making; NESTED]> = const { Cell::new([Making::NONE; NESTED]) };
 }
 
+/// For each place: the thread of this process that makes the value there.
+#[derive(Debug)]
+pub(super) struct Makers(Box<[Maker]>);
+
+#[derive(Debug)]
+struct Maker {
+    /// The thread's number, and in the upper half the process's: a child inherits its parent's
+    /// makers. 0: none, or not known yet.
+    thread: AtomicU64,
+    /// Changes when that thread has made the value, or has given up.
+    ended: Futex,
+}
+
+impl Makers {
+    pub fn new() -> Makers {
+        let maker = || Maker { thread: AtomicU64::new(0), ended: Futex::new(0) };
+        Makers((0..FLIGHTS).map(|_| maker()).collect())
+    }
+}
+
 /// The right to make a value. It ends when it is dropped.
 pub(super) struct Flight<'a> {
-    /// `None`: another key has the place, so other threads may make this value too.
-    place: Option<&'a AtomicU64>,
+    /// `None`: other threads may make this value too.
+    place: Option<(&'a AtomicU64, &'a Maker)>,
     making: Making,
     process: u64,
 }
@@ -37,66 +58,98 @@ pub(super) enum Begin<'a> {
     /// Another thread made it, or gave up: look again. The field: the result of the check whether
     /// the maker's process lives.
     Waited(std::result::Result<(), Errno>),
-    /// This thread makes it already.
-    Own,
+    /// This thread may not make it or wait for it. The field: the reason.
+    Deadlock(&'static str),
 }
 
-fn swap_making(from: Making, to: Making) {
+/// Replaces one of the values that this thread makes.
+fn swap_making(from: Making, to: Making) -> bool {
     let mut all = MAKING.get();
-    if let Some(place) = all.iter_mut().find(|making| **making == from) {
-        *place = to;
-        MAKING.set(all);
-    }
+    let place = all.iter_mut().find(|making| **making == from);
+    let is_there = place.is_some();
+    place.into_iter().for_each(|place| *place = to);
+    MAKING.set(all);
+    is_there
 }
 
-/// Begins to make the value of a hash, or waits for its maker.
+/// Returns whether this thread makes a value.
+pub(super) fn is_making() -> bool {
+    MAKING.get() != [Making::NONE; NESTED]
+}
+
+/// Begins to make the value of a hash, or waits for its maker. `alone`: makes it even if another
+/// thread does.
 pub(super) fn begin<'a>(
     region: &Region,
     flights: &'a [AtomicU64; FLIGHTS],
-    own: u32,
-    hash: u64,
+    makers: &'a Makers,
+    (own, hash): (u32, u64),
+    alone: bool,
 ) -> Begin<'a> {
-    let place = &flights[(hash >> 20) as usize % FLIGHTS];
+    let number = (hash >> 20) as usize % FLIGHTS;
+    let (place, maker) = (&flights[number], &makers.0[number]);
     let making = Making::new(own, hash);
-    let begun = |place| {
-        swap_making(Making::NONE, making);
-        Begin::Make(Flight { place, making, process: generation::current() })
-    };
+    if MAKING.get().contains(&making) {
+        return Begin::Deadlock("the function that makes the value asks for the same key");
+    }
+    if !swap_making(Making::NONE, making) {
+        return Begin::Deadlock("this thread makes 32 values, one inside another");
+    }
+    // If this thread waits instead, the drop takes the value back.
+    let mut flight = Flight { place: None, making, process: generation::current() };
+    if alone {
+        return Begin::Make(flight);
+    }
     match place.compare_exchange(0, making.0, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => begun(Some(place)),
-        Err(there) if !Making(there).is_of_hash_of(making) => begun(None),
+        Ok(_) => {
+            let process = flight.process << 32;
+            maker.thread.store(process | u64::from(thread_number()), Ordering::Release);
+            flight.place = Some((place, maker));
+            Begin::Make(flight)
+        }
+        // Another key has the place.
+        Err(there) if !Making(there).is_of_hash_of(making) => Begin::Make(flight),
         Err(there) => {
-            if Making(there).is(making) && MAKING.get().contains(&making) {
-                return Begin::Own;
-            }
-            Begin::Waited(wait(region, place, Making(there)))
+            drop(flight);
+            wait(region, place, maker, Making(there))
         }
     }
 }
 
-fn wait(region: &Region, place: &AtomicU64, there: Making) -> std::result::Result<(), Errno> {
+fn wait<'a>(region: &Region, place: &AtomicU64, maker: &Maker, there: Making) -> Begin<'a> {
     let awaited = there.awaited();
     if there != awaited {
         let marked =
             place.compare_exchange(there.0, awaited.0, Ordering::AcqRel, Ordering::Relaxed);
         if marked.is_err() {
-            return Ok(());
+            return Begin::Waited(Ok(()));
+        }
+    }
+    let is_here = Some(awaited.owner()) == region.slots.own_or_none();
+    if is_here {
+        let process = generation::current();
+        // Read before the thread: the word changes after the thread has gone.
+        let seen = maker.ended.word.load(Ordering::Acquire);
+        let thread = maker.thread.load(Ordering::Acquire);
+        if thread >> 32 == process & u64::from(u32::MAX)
+            && place.load(Ordering::Acquire) == awaited.0
+        {
+            if waits::wait(&maker.ended, seen, thread as u32, process) {
+                return Begin::Waited(Ok(()));
+            }
+            return Begin::Deadlock("the thread that makes the value waits for this thread");
         }
     }
     futex::wait_shared(futex::low(place), awaited.0 as u32, LOOK_AFTER);
-    if place.load(Ordering::Acquire) != awaited.0 {
-        return Ok(());
+    if is_here || place.load(Ordering::Acquire) != awaited.0 {
+        return Begin::Waited(Ok(()));
     }
-    match awaited.owner() {
-        // The owner is not a process: another process has overwritten the word.
-        owner if owner >= region.shape.slots => {
-            let _ = place.compare_exchange(awaited.0, 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
-        // Another thread of this process makes the value.
-        owner if Some(owner) == region.slots.own_or_none() => {}
-        owner => return region.wait_no_longer_for_the_dead(owner),
+    // The owner is not a process: another process has overwritten the word.
+    if awaited.owner() >= region.shape.slots {
+        let _ = place.compare_exchange(awaited.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+        return Begin::Waited(Ok(()));
     }
-    Ok(())
+    Begin::Waited(region.wait_no_longer_for_the_dead(awaited.owner()))
 }
 
 impl Drop for Flight<'_> {
@@ -106,12 +159,16 @@ impl Drop for Flight<'_> {
         if self.process != generation::current() {
             return;
         }
-        let Some(place) = self.place else { return };
+        let Some((place, maker)) = self.place else { return };
+        maker.thread.store(0, Ordering::Release);
+        maker.ended.word.fetch_add(1, Ordering::Release);
         let ended = place.fetch_update(Ordering::AcqRel, Ordering::Acquire, |there| {
             Making(there).is(self.making).then_some(Making::NONE.0)
         });
-        if ended.is_ok_and(|there| Making(there).is_awaited()) {
+        // If another process has overwritten the word, it does not show whether a thread waits.
+        if ended.map_or(true, |there| Making(there).is_awaited()) {
             futex::wake_shared(futex::low(place));
+            maker.ended.wake_all();
         }
     }
 }

@@ -204,6 +204,17 @@ impl Index {
         None
     }
 
+    /// Returns whether [`find`](Self::find) comes to one place before it comes to another.
+    pub fn is_before(one: &AtomicU64, other: &AtomicU64) -> bool {
+        let address = |place| std::ptr::from_ref::<AtomicU64>(place) as usize;
+        let line = |place| address(place) / size_of::<Line>();
+        // A newer table lies behind the older ones.
+        if line(one) == line(other) {
+            return address(one) < address(other);
+        }
+        line(one) > line(other)
+    }
+
     /// Puts an entry in. `is_stale`: returns whether an entry leads nowhere any more. `pick`:
     /// chooses the entry to replace if none is empty or stale. Returns the place, and the replaced
     /// entry.

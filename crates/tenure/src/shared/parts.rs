@@ -74,49 +74,108 @@ impl<'a> Parts<'a> {
 
     /// Replaces an entry of the same key, if there is one. After that no process finds the older
     /// value, even if this process dies here.
+    ///
+    /// It also removes the entries before it that may belong to the key and lead nowhere now. So an
+    /// entry of the key that is before this one later is another insert's.
     pub fn replace(&self, hash: u64, key: &[u8], new: Entry) -> Option<&'a AtomicU64> {
         self.index.find(self.memory, hash, |place, entry| {
-            let Leads::There(_pin, record) = self.follow(entry, hash, key) else { return None };
-            let put =
-                place.compare_exchange(entry.0, new.0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            put.then(|| {
-                self.count_dead(entry, &record);
-                place
-            })
+            self.change(place, entry, hash, key, new).then_some(place)
         })
     }
 
-    /// Removes a key's entries, except the one in the place `but`. Returns `true` if one of them
-    /// led to a value.
-    ///
-    /// It removes every entry that may belong to the key, unless the entry leads to another key's
-    /// value. An entry that leads nowhere may belong to a chunk that is being emptied: its value is
-    /// about to be written again, and the entry then leads there. An entry that this process cannot
-    /// follow now may lead to a value later.
-    pub fn drop_others(&self, hash: u64, key: &[u8], but: Option<&AtomicU64>) -> bool {
-        let mut dropped = false;
-        self.index.find(self.memory, hash, |place, mut entry| {
-            if but.is_some_and(|but| std::ptr::eq(but, place)) {
-                return None;
-            }
-            while entry.may_be(hash) {
-                let leads = self.follow(entry, hash, key);
-                if matches!(leads, Leads::Elsewhere) {
-                    break;
-                }
-                match place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => {
-                        if let Leads::There(_pin, record) = &leads {
-                            self.count_dead(entry, record);
-                            dropped = true;
-                        }
-                        break;
-                    }
-                    Err(now) => entry = Entry(now),
-                }
-            }
+    /// Removes a key's entries. Returns `true` if one of them led to a value.
+    pub fn remove(&self, hash: u64, key: &[u8]) -> bool {
+        let mut removed = false;
+        self.index.find(self.memory, hash, |place, entry| {
+            removed |= self.change(place, entry, hash, key, Entry::NONE);
             None::<()>
         });
-        dropped
+        removed
+    }
+
+    /// After an insert has put the entry `new` into a place: removes the key's other entries.
+    ///
+    /// Another insert may have put an entry for the key at the same time. Then the entry that a
+    /// search finds first stays, and both inserts know which one that is. If each removed the
+    /// other's, both would go.
+    pub fn keep_first(&self, hash: u64, key: &[u8], new: Entry, put: &AtomicU64) {
+        self.index.find(self.memory, hash, |place, entry| {
+            if std::ptr::eq(place, put) {
+                return None;
+            }
+            let is_there = || matches!(self.follow(entry, hash, key), Leads::There(..));
+            if Index::is_before(place, put) && is_there() {
+                let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+                if put.compare_exchange(new.0, Entry::NONE.0, order, failed).is_ok() {
+                    self.count_displaced(new);
+                }
+                return Some(());
+            }
+            self.change(place, entry, hash, key, Entry::NONE);
+            None
+        });
+    }
+
+    /// Exchanges the entry in a place if it leads to the key's value, and then returns `true`.
+    ///
+    /// It removes an entry that may belong to the key and leads nowhere. Such an entry may belong
+    /// to a chunk that is being emptied: its value is about to be written again, and the entry then
+    /// leads there. An entry that this process cannot follow now may lead to a value later.
+    fn change(
+        &self,
+        place: &AtomicU64,
+        mut entry: Entry,
+        hash: u64,
+        key: &[u8],
+        new: Entry,
+    ) -> bool {
+        while entry.may_be(hash) {
+            let there = match self.follow(entry, hash, key) {
+                Leads::There(pin, record) => Some((pin, record)),
+                Leads::Elsewhere => return false,
+                Leads::Nowhere => None,
+            };
+            let to = if there.is_some() { new } else { Entry::NONE };
+            match place.compare_exchange(entry.0, to.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    let record = there.as_ref().map(|(_pin, record)| record);
+                    record.into_iter().for_each(|record| self.count_dead(entry, record));
+                    return there.is_some();
+                }
+                Err(now) => entry = Entry(now),
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::SharedCache;
+
+    /// Two inserts have each looked for the key before the other one put its entry.
+    #[test]
+    fn of_two_inserts_at_once_one_stays() {
+        for first in [0, 1] {
+            let cache = SharedCache::builder().most(64 << 20).build().unwrap();
+            let (parts, hash) = (cache.parts(), cache.hash(b"key"));
+            let find = || parts.index.find(parts.memory, hash, |place, entry| Some((place, entry)));
+            // Two records that no entry leads to.
+            let entries = [b"one", b"two"].map(|value| {
+                cache.insert(b"key", value).unwrap();
+                let (place, entry) = find().unwrap();
+                place.store(0, Ordering::Relaxed);
+                entry
+            });
+            assert!(entries.iter().all(|new| parts.replace(hash, b"key", *new).is_none()));
+            let put = |entry| parts.index.put(parts.memory, hash, entry, |_| false, 0).unwrap().0;
+            let places = entries.map(put);
+            for which in [first, 1 - first] {
+                parts.keep_first(hash, b"key", entries[which], places[which]);
+            }
+            assert_eq!(find().map(|(_, entry)| entry), Some(entries[0]));
+            assert!(parts.remove(hash, b"key") && find().is_none());
+        }
     }
 }

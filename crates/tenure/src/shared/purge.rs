@@ -230,8 +230,8 @@ fn forks(region: &Region, chunk: usize) -> Option<u32> {
     region.forks()
 }
 
-/// Purges the unpinned ones of at most 64 neighbouring chunks. Returns how many, and whether the
-/// kernel refused to take their memory.
+/// Purges the unpinned ones of at most 64 neighbouring chunks. Returns of how many the kernel took
+/// the memory, and whether it refused that of others.
 fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
     if chunks.len() == 1 {
         let done = purge(region, chunks.start);
@@ -244,13 +244,17 @@ fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
         let begun = region.chunk(chunk).begin_purge(own, || forks(region, chunk));
         taken |= u64::from(begun == Purge::Done) << bit;
     }
-    let (mut left, mut refused) = (taken, false);
+    let (mut left, mut freed, mut refused) = (taken, 0, false);
     while left != 0 {
         let begin = left.trailing_zeros() as usize;
         let run = (left >> begin).trailing_ones() as usize;
         let part = chunks.start + begin..chunks.start + begin + run;
         let zero = region.discard_all(part.clone(), &blocked);
-        refused |= !zero;
+        if zero {
+            freed += run;
+        } else {
+            refused = true;
+        }
         for chunk in part {
             if region.chunk(chunk).end_purge(zero) {
                 region.wake(chunk);
@@ -259,9 +263,8 @@ fn purge_run(region: &Region, chunks: Range<usize>) -> (usize, bool) {
         // Clears the bits up to the end of the part. If the part ends at bit 64, it is the last.
         left &= u64::MAX.checked_shl((begin + run) as u32).unwrap_or(0);
     }
-    let purged = taken.count_ones();
-    region.facts().purges.fetch_add(purged.into(), Ordering::Relaxed);
-    (if refused { 0 } else { purged as usize }, refused)
+    region.facts().purges.fetch_add(taken.count_ones().into(), Ordering::Relaxed);
+    (freed, refused)
 }
 
 /// Returns the chunks that may be purged, in the order in which they go.
@@ -277,11 +280,10 @@ fn candidates(region: &Region) -> Vec<(u64, usize)> {
         {
             continue;
         }
-        let age = now.wrapping_sub(chunk.used.load(Ordering::Relaxed));
         let priority = super::priority_of(&chunk);
         // Nearly dead chunks of a cache go first.
         let level = if chunk.is_nearly_dead() { 0 } else { u64::from(priority.level()) + 1 };
-        all.push((level << 32 | u64::from(u32::MAX - age), number));
+        all.push((level << 32 | u64::from(u32::MAX - chunk.age(now)), number));
     }
     all.sort_unstable();
     all
@@ -301,4 +303,28 @@ pub(super) fn purge(region: &Region, chunk: usize) -> Purge {
         region.facts().purges.fetch_add(1, Ordering::Relaxed);
     }
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::SharedVolatile;
+    use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
+
+    #[test]
+    #[allow(unsafe_code, reason = "makes the kernel refuse a call")]
+    fn a_refused_part_of_a_run_does_not_hide_what_was_purged() {
+        let memory = SharedVolatile::builder(4 << 16).chunk_size(1 << 16).build().unwrap();
+        (0..4).for_each(|chunk| drop(memory.get_or_make(chunk, |_| ()).unwrap()));
+        let region = memory.region();
+        let _pin = memory.read(1).unwrap().unwrap();
+        let refused = region.own_of(2);
+        let (read, fixed) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: this mapping of the chunk serves to make and to purge it, and only here. It ends
+        // with the region.
+        let private =
+            unsafe { mmap_anonymous(refused.start as *mut _, refused.len(), read, fixed) };
+        private.unwrap();
+        assert_eq!(purge_run(region, 0..4), (1, true));
+    }
 }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "reads and writes records in shared memory")]
 
+use super::room;
 use crate::sync::{AtomicU32, Ordering};
 
 /// The bytes before the key.
@@ -25,6 +26,11 @@ pub(super) const HEAD: usize = size_of::<Head>();
 /// Returns the length of a record.
 pub(super) fn len_of(key: &[u8], value: usize) -> usize {
     HEAD + key.len() + value
+}
+
+/// Returns the machine's clock in milliseconds.
+pub(super) fn now() -> u64 {
+    room::now() / 1000
 }
 
 /// A record that was found in a chunk that is pinned for `'a`.
@@ -76,6 +82,11 @@ impl<'a> Record<'a> {
 
     pub fn expires(&self) -> u64 {
         self.head.expires
+    }
+
+    /// Returns whether the value's time to live has ended.
+    pub fn has_expired(&self) -> bool {
+        self.expires() != 0 && self.expires() <= now()
     }
 
     pub fn hash(&self) -> u64 {

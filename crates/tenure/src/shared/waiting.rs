@@ -8,15 +8,21 @@ use std::time::{Duration, Instant};
 /// process cannot check whether the other one lives: it may live and be slow.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Since when a waiting thread has been unable to check whether the process that it waits for
-/// lives.
+/// How long a thread has waited for another process.
 pub(super) struct Waiting {
+    /// Since when it has been unable to check whether that process lives.
     blind: Option<Instant>,
+    begun: Option<Instant>,
 }
 
 impl Waiting {
     pub fn new() -> Waiting {
-        Waiting { blind: None }
+        Waiting { blind: None, begun: None }
+    }
+
+    /// Returns whether the first call was five seconds ago.
+    pub fn is_long(&mut self) -> bool {
+        self.begun.get_or_insert_with(Instant::now).elapsed() >= LONGEST
     }
 
     /// Takes the result of a check whether that process lives.

@@ -70,6 +70,7 @@ mod shared;
 mod shared_attacks;
 mod shared_cache;
 mod shared_heirs;
+mod shared_makers;
 mod shared_overwrite;
 mod shared_refill;
 mod truth_of_unmark;

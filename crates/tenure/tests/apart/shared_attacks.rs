@@ -332,6 +332,7 @@ fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says()
         std::thread::scope(|scope| {
             let refused = scope.spawn(|| shared.get_or_make(0, |_| ()).unwrap_err());
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
+            assert_eq!(cache.stats().misses, 1);
             assert_eq!(refused.join().unwrap().errno(), libc::EBADF);
         });
         shared.get_or_make(1, |bytes| bytes.fill(1)).unwrap();

@@ -69,6 +69,27 @@ fn what_one_process_puts_in_all_find() {
     });
 }
 
+/// Two threads insert one key at the same time.
+#[test]
+fn of_values_that_are_inserted_at_once_one_is_found() {
+    promised(this_test!(), || {
+        let (cache, rounds) = (cache(), 0..5_000u64);
+        let both = std::sync::Barrier::new(2);
+        let insert = |own: u64| {
+            for key in rounds.clone() {
+                both.wait();
+                cache.insert(&key.to_le_bytes(), &value_of(key, own as usize)).unwrap();
+                both.wait();
+                check(key, &cache.get(&key.to_le_bytes()).unwrap().expect("one of both"));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| insert(0));
+            scope.spawn(|| insert(1));
+        });
+    });
+}
+
 #[test]
 fn a_value_is_made_once_by_all_processes() {
     promised(this_test!(), || {
