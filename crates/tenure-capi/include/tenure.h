@@ -1738,7 +1738,7 @@ int tenure_shared_is_watched(const struct tenure_shared *s);
  * Errors: EINVAL: NULL; there are no such chunks. EACCES: a chunk is gone, and the memory is open
  * to read only, or made by refill callbacks, of which this process has none. EIO: the refill
  * callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
- * EUSERS: this process has a chunk pinned 32,767 times. EPROTO: another process has overwritten
+ * EUSERS: this process has a chunk pinned 32,000 times. EPROTO: another process has overwritten
  * the header. None is pinned then, and the next call gets the same reports.
  */
 TENURE_MUST_USE

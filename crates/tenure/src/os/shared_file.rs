@@ -15,6 +15,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, stat};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
+use rustix::process::{getrlimit, Resource};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
@@ -40,9 +41,13 @@ impl SharedFile {
     /// Makes a file that no process can make shorter or longer, nor seal against writing.
     ///
     /// # Errors
-    /// The call that failed, and why.
+    /// The call that failed, and why. `EFBIG`: `RLIMIT_FSIZE` (`ulimit -f`) is below the length. The
+    /// kernel would end the program with SIGXFSZ.
     pub fn make(name: &CStr, bytes: u64) -> Result<SharedFile, (&'static str, Errno)> {
         let failed = |what| move |errno| (what, errno);
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+            return Err(("making the file, which RLIMIT_FSIZE (ulimit -f) forbids", Errno::FBIG));
+        }
         let fd = memfd(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(failed("memfd_create"))?;
         ftruncate(&fd, bytes).map_err(failed("ftruncate"))?;
@@ -63,7 +68,14 @@ impl SharedFile {
     }
 
     /// From now on the file is reached by a descriptor of the program's, and by no other.
+    ///
+    /// A descriptor that it has stays, if the program has not closed it: the program may close this
+    /// one, a copy, first.
     pub fn borrow(&self, fd: BorrowedFd<'_>) {
+        let same = self.number() == fd.as_raw_fd();
+        if self.borrowed.load(Ordering::Acquire) && (same || self.is_the_programs()) {
+            return;
+        }
         let own = self.number.swap(fd.as_raw_fd(), Ordering::AcqRel);
         if !self.borrowed.swap(true, Ordering::AcqRel) && is_file(own, self.file) {
             // SAFETY: it is still the file that this value has opened, under the number that it
@@ -83,6 +95,21 @@ impl SharedFile {
         let path = number_path(b"/proc/self/fd/", self.number());
         let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
         stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
+    }
+
+    /// The program has closed the number. Looks for another descriptor of the file in its table,
+    /// and takes that from now on. `false`: there is none.
+    pub fn find_again(&self) -> bool {
+        let Ok(numbers) = std::fs::read_dir("/proc/self/fd") else { return false };
+        let number = numbers.flatten().find_map(|entry| {
+            let stat = stat(entry.path()).ok()?;
+            let is_it = (stat.st_dev, stat.st_ino) == self.file;
+            is_it.then(|| entry.file_name().to_str()?.parse().ok())?
+        });
+        if let Some(number) = number {
+            self.number.store(number, Ordering::Release);
+        }
+        number.is_some()
     }
 
     /// Returns its length, and whether the length is sealed.
@@ -443,6 +470,23 @@ pub(crate) unsafe fn punch(range: PageRange) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_closed_copy_of_a_descriptor_does_not_count() {
+        let file = SharedFile::make(c"test", 4096).unwrap();
+        let copies: Vec<OwnedFd> =
+            (0..2).map(|_| rustix::io::fcntl_dupfd_cloexec(&file, 0).unwrap()).collect();
+        let [first, second] = <[OwnedFd; 2]>::try_from(copies).unwrap();
+        file.borrow(first.as_fd());
+        file.borrow(second.as_fd());
+        assert_eq!(file.number(), first.as_raw_fd());
+        drop(first);
+        // Another test may open a file under the number that was just closed, but not this file.
+        assert!(!file.is_the_programs() && file.find_again());
+        assert_eq!(file.number(), second.as_raw_fd());
+        drop(second);
+        assert!(!file.is_the_programs() && !file.find_again());
+    }
 
     #[test]
     fn a_life_lock_lasts_as_long_as_its_mapping() {

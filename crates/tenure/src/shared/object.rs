@@ -558,8 +558,8 @@ impl SharedVolatile {
     pub unsafe fn end_making(&self, chunk: usize, made: bool) -> Result<bool> {
         let call = "SharedVolatile::end_making";
         self.check(call, chunk)?;
-        let blocked = Blocked::all();
         let own = self.region.slots.own(call)?;
+        let blocked = Blocked::all();
         let state = self.region.chunk(chunk).load();
         if state.kind() != super::state::Kind::Making || state.owner() != own {
             return Ok(false);

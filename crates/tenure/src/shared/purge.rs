@@ -76,7 +76,8 @@ pub(super) fn visit(_: &Visit) -> Next {
     let children = is_due(&VISITS.children, now, BURY_AFTER);
     list::each(|region| {
         any = true;
-        if region.shape.asked != 0 && !region.file.is_the_programs() {
+        let file = &region.file;
+        if region.shape.asked != 0 && !file.is_the_programs() && !file.find_again() {
             // The program has closed the descriptor by which it uses the region.
             list::remove(region);
             return;

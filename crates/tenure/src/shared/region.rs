@@ -107,7 +107,7 @@ impl Region {
             // The private count first: a child that is made in between has the pin, and counts it
             // there.
             self.count(chunk).fetch_add(1, Ordering::Relaxed);
-            let counted = self.slots.own(call).and_then(|own| match record.count(own) {
+            let counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
                 true => Ok(()),
                 false => Err(too_many_pins(call)),
             });
@@ -162,7 +162,7 @@ impl Region {
     #[cold]
     fn look_to_make(&self, call: &'static str, chunk: usize) -> Result<Found> {
         let _blocked = Blocked::all();
-        let own = self.slots.own(call)?;
+        let own = self.slots.own_now(call)?;
         Ok(self.chunk(chunk).look(Some((own, generation::current()))))
     }
 

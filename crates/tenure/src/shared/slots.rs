@@ -10,6 +10,7 @@ use super::layout::slot;
 use super::memory::Memory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::shared_file::LifeLock;
+use crate::runtime::fork;
 use crate::sync::{AtomicU32, Ordering};
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
@@ -89,12 +90,23 @@ impl Slots {
         unsafe { (*self.lives.get()).own = None };
     }
 
-    /// Returns this process's number.
+    /// Returns this process's number. First it notices a fork whose handlers did not run: the child
+    /// would act in its parent's slot, and others would wait for a dead child because the parent
+    /// lives.
     ///
     /// # Errors
     /// `EUSERS`: this process is a child that got no slot.
-    #[inline]
     pub fn own(&self, call: &'static str) -> Result<u32> {
+        fork::look();
+        self.own_now(call)
+    }
+
+    /// The same, for a caller that has [looked](fork::look) and is in the midst of a pin.
+    ///
+    /// # Errors
+    /// As [`own`](Self::own).
+    #[inline]
+    pub fn own_now(&self, call: &'static str) -> Result<u32> {
         match self.own.load(Ordering::Relaxed) {
             NONE => Err(not_entered(call)),
             own => Ok(own),

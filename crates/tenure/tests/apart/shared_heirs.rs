@@ -410,3 +410,53 @@ fn a_child_of_a_maker_makes_nothing() {
         }
     });
 }
+
+/// A child of a raw clone that uses the memory at once acts in a slot of its own.
+#[test]
+fn a_raw_clone_does_not_act_for_its_parent() {
+    promised(this_test!(), || {
+        let shared = small(4);
+        let SharedPin::ToMake(mut maker) = shared.pin(0).unwrap() else { panic!() };
+        maker[0] = 7;
+        std::mem::forget(maker);
+        let ended = raw_forked(|| {
+            // SAFETY: the child's only maker was forgotten, and no code writes to the bytes.
+            assert_eq!(unsafe { shared.end_making(0, true) }.ok(), Some(false));
+        });
+        assert_eq!(ended, Ended::Well);
+        assert!(shared.read(0).unwrap().is_none(), "the child has published the parent's bytes");
+
+        let cache = SharedCache::builder().most(64 << 20).build().unwrap();
+        cache.insert(b"another", b"value").unwrap();
+        let (mut read, mut write) = UnixStream::pair().unwrap();
+        let child = fork_in_the_midst(true);
+        if child == 0 {
+            let _ = cache.get_or_insert_with(b"key", || {
+                write.write_all(b"x").unwrap();
+                std::thread::sleep(Duration::from_secs(60));
+                b"never"
+            });
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(1) };
+        }
+        read.read_exact(&mut [0]).unwrap();
+        kill(child);
+        // It would wait for a maker that it takes for one of its own threads.
+        assert_eq!(&cache.get_or_insert_with(b"key", || b"made").unwrap()[..], b"made");
+    });
+}
+
+/// The kernel ends a program with SIGXFSZ that makes a file longer than its limit.
+#[test]
+fn below_the_limit_of_files_it_is_an_error() {
+    promised(this_test!(), || {
+        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: changes a limit of this process, a child of the test.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
+        assert_eq!(SharedVolatile::new(64 << 20).unwrap_err().errno(), libc::EFBIG);
+        assert_eq!(SharedCache::new().unwrap_err().errno(), libc::EFBIG);
+        let region = tenure::shared::ashmem::create(c"long", 64 << 20);
+        assert_eq!(region.unwrap_err().errno(), libc::EFBIG);
+        SharedVolatile::new(4096).unwrap();
+    });
+}
