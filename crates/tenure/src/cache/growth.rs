@@ -25,9 +25,9 @@ pub(super) struct Growth {
     heard: Option<Instant>,
     /// Bytes that were free for the cache when it asked last, less what it took since.
     available: u64,
-    /// Bytes by which the cache may grow before it asks again: the free bytes. `None` after a purge,
-    /// until it asks again: what the cache gives back meanwhile is what the kernel took.
-    allowance: Option<u64>,
+    /// Bytes by which the cache may grow before it asks again: the free bytes, or none after a
+    /// purge.
+    allowance: u64,
     /// The memory limit of the process.
     limit: u64,
 }
@@ -47,7 +47,7 @@ impl Growth {
             last_try: None,
             heard: None,
             available: 0,
-            allowance: None,
+            allowance: 0,
             limit: 0,
         }
     }
@@ -68,7 +68,7 @@ impl Growth {
             self.heard = Some(now);
             self.limit = room.limit;
             self.available = room.free.saturating_sub(offered).saturating_sub(self.margin());
-            self.allowance = Some(self.available);
+            self.allowance = self.available;
         }
     }
 
@@ -81,14 +81,14 @@ impl Growth {
     pub fn purged(&mut self, bytes: u64, footprint: u64, now: Instant) {
         self.target = self.target.min(footprint).saturating_sub(bytes).max(self.floor);
         self.last_purge = Some(now);
-        self.allowance = None;
+        self.allowance = 0;
         self.heard = Some(now);
     }
 
     /// The cache gave `bytes` back.
     pub fn gave_back(&mut self, bytes: u64) {
         self.available = self.available.saturating_add(bytes);
-        self.allowance = self.allowance.map(|allowance| allowance.saturating_add(bytes));
+        self.allowance = self.allowance.saturating_add(bytes);
     }
 
     /// Returns whether the cache may take one more segment.
@@ -102,8 +102,8 @@ impl Growth {
             self.available = self.available.saturating_sub(bytes);
             return true;
         }
-        if let Some(left) = self.allowance.and_then(|allowance| allowance.checked_sub(bytes)) {
-            self.allowance = Some(left);
+        if self.allowance >= bytes {
+            self.allowance -= bytes;
         } else {
             let tries = since(now, self.last_purge) >= QUIET && since(now, self.last_try) >= PACE;
             if !tries {
@@ -121,12 +121,12 @@ impl Growth {
     /// nothing left to give up instead.
     pub fn may_take(&mut self, bytes: u64, footprint: u64, last: bool) -> bool {
         let grown = footprint + bytes;
-        let wanted = last || grown <= self.target || Some(bytes) <= self.allowance;
+        let wanted = last || grown <= self.target || bytes <= self.allowance;
         if grown > self.ceiling || bytes > self.available || !wanted {
             return false;
         }
         self.available -= bytes;
-        self.allowance = self.allowance.map(|allowance| allowance.saturating_sub(bytes));
+        self.allowance = self.allowance.saturating_sub(bytes);
         self.target = self.target.max(grown);
         true
     }
@@ -194,25 +194,6 @@ mod tests {
         assert_eq!(growth.most(4 * S, 3 * S), 3 * S);
         // With what takes in survivors it has what the program allows.
         assert!(growth.has_spare(7 * S) && !growth.has_spare(8 * S));
-    }
-
-    /// The kernel has purged a whole segment, and the cache puts its memory away.
-    #[test]
-    fn memory_that_a_purge_took_lets_nothing_grow() {
-        let mut growth = Growth::new(2 * S, u64::MAX);
-        let now = Instant::now();
-        growth.hear(Room { limit: 128 * S, free: 8 * S }, 0, now);
-        growth.target = 10 * S;
-        for _ in 0..3 {
-            growth.purged(S, 10 * S, now);
-            growth.gave_back(S);
-            assert!(!growth.may_grow(9 * S, now));
-        }
-        assert_eq!(growth.target(), 7 * S);
-        let later = now + PACE;
-        growth.hear(Room { limit: 128 * S, free: 8 * S + 8 * S }, 0, later);
-        growth.gave_back(S);
-        assert!(growth.may_grow(9 * S, later));
     }
 
     #[test]
