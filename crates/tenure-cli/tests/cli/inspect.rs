@@ -2,6 +2,7 @@
 //! kernel's and the process's own.
 
 use crate::kit::{self, is_root, json, parts, AsUser};
+use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 use tenure::{pool, Volatile};
 use tenure_testkit::{in_child, or_skip, this_test};
@@ -213,7 +214,13 @@ struct Sleeper(Child);
 
 impl Sleeper {
     fn new() -> Sleeper {
-        Sleeper(Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap())
+        let mut cat = Command::new("cat");
+        let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // `spawn` returns in the middle of the exec, when the program has nothing but its stack. A
+        // byte that comes back shows that it runs.
+        cat.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        cat.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Sleeper(cat)
     }
 
     fn pid(&self) -> String {
