@@ -35,8 +35,8 @@ pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Me
     let bystanders: Vec<_> =
         Need::ALL.into_iter().map(Bystander::start).collect::<io::Result<_>>()?;
     let theirs = || bystanders.iter().map(Bystander::cpu).sum::<io::Result<Duration>>();
-    // Less than was populated: when the kernel splits a large folio of a file, to compact memory for
-    // any process, it unmaps the folio's pages.
+    // Less than was populated if the kernel compacts memory for any process: it then takes pages of
+    // files out of the page tables.
     let there = resident_of(fresh.addr as usize, case.len);
     let (resident, cpu, cpu_theirs) = (rss(), process_cpu(), theirs()?);
     for bystander in &bystanders {

@@ -1,4 +1,5 @@
-//! Which threads of tenure have a descriptor table of their own: not the program's, which a child of a fork gets.
+//! The threads of tenure that have a descriptor table of their own. A child of a fork gets the
+//! program's table, not theirs.
 
 use std::cell::Cell;
 
