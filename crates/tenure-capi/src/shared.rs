@@ -338,7 +338,7 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
 /// A chunk that the caller makes has its memory, all zeros. The caller writes its bytes, and then calls
 /// tenure_shared_finish, or tenure_shared_abandon if it cannot make them. It does so before it waits
 /// for chunks that others make: they may wait for it. If it unpins the chunk without either, the chunk
-/// is abandoned.
+/// is abandoned when no other thread of the process has it pinned, and until then it stays being made.
 ///
 /// Pins are counted. Each process's pins are its own, and end with it. A child made by fork has its
 /// parent's pins as its own.
@@ -352,7 +352,8 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
 /// to read only, or made by refill callbacks, of which this process has none. EIO: the refill
 /// callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
 /// EUSERS: this process has a chunk pinned 32,000 times. EPROTO: another process has overwritten
-/// the header. None is pinned then, and the next call gets the same reports.
+/// the header. None is pinned then. Chunks that the caller would have made are gone, and the next
+/// call reports them as half made.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_shared_pin(
