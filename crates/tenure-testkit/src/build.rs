@@ -4,6 +4,21 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// Copies a program or a script that the test executes afterwards.
+///
+/// Another process copies it. If this one wrote the file, a child that another test forks at that
+/// moment would have it open for writing, and nothing could execute it (`ETXTBSY`; seen in CI).
+///
+/// # Errors
+/// `cp` cannot be started, or has failed.
+pub fn copy_program(from: &Path, to: &Path) -> std::io::Result<()> {
+    let done = Command::new("cp").arg("--").arg(from).arg(to).output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(std::io::Error::other(String::from_utf8_lossy(&done.stderr).into_owned()))
+}
+
 /// Builds a package's libraries as the calling test was built, and returns their directory.
 ///
 /// # Panics

@@ -4,13 +4,13 @@ use crate::kit::{parts, text};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use tenure_testkit::build::libraries_of;
+use tenure_testkit::build::{copy_program, libraries_of};
 
 /// An installation of `tenure` in `DIR/bin`, without tenure-bench.
 fn installed() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().expect("a directory");
     let tenure = dir.path().join("tenure");
-    std::fs::copy(env!("CARGO_BIN_EXE_tenure"), &tenure).expect("it is copied");
+    copy_program(env!("CARGO_BIN_EXE_tenure").as_ref(), &tenure).expect("it is copied");
     (dir, tenure)
 }
 

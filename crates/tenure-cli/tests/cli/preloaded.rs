@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tenure_testkit::build::libraries_of;
+use tenure_testkit::build::{copy_program, libraries_of};
 use tenure_testkit::skip;
 
 const TENURE: &str = env!("CARGO_BIN_EXE_tenure");
@@ -52,7 +52,7 @@ impl Installed {
     fn add(&self, from: &str, to: &str) -> PathBuf {
         let to = self.0.path().join(to);
         std::fs::create_dir_all(to.parent().expect("it is in a directory")).expect("it is ours");
-        std::fs::copy(from, &to).expect("it is copied");
+        copy_program(from.as_ref(), &to).expect("it is copied");
         to
     }
 

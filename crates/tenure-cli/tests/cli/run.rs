@@ -4,7 +4,7 @@
 use crate::kit::{self, is_root, parts, text};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use tenure_testkit::build::compiler;
+use tenure_testkit::build::{compiler, copy_program};
 use tenure_testkit::skip;
 
 fn tenure(arguments: &[&str]) -> Command {
@@ -114,7 +114,9 @@ fn what_is_not_there_is_127_and_what_cannot_be_executed_126() {
     case("/", 126, "directory");
     let script = |name: &str, first: &str| {
         let path = dir.path().join(name);
-        std::fs::write(&path, format!("{first}\necho done\n")).expect("it is written");
+        let text = dir.path().join("text");
+        std::fs::write(&text, format!("{first}\necho done\n")).expect("it is written");
+        copy_program(&text, &path).expect("it is copied");
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&path, open).expect("it is ours");
         path.to_str().expect("plain").to_owned()

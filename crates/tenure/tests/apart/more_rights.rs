@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tenure::{on_pressure, Outcome, Volatile};
+use tenure_testkit::build::copy_program;
 use tenure_testkit::{skip, this_test};
 
 const PART: &str = "TENURE_TEST_MORE_RIGHTS";
@@ -31,7 +32,7 @@ fn use_what_reads_the_environment() {
 /// contents.
 fn run(directory: &Path, mode: u32) -> (String, String) {
     let program = directory.join(format!("program-{mode:o}"));
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(&std::env::current_exe().unwrap(), &program).unwrap();
     chown(&program, Some(NOBODY), None).unwrap();
     std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
     let file = directory.join("watched");

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tenure_testkit::build::copy_program;
 use tenure_testkit::Unavailable;
 
 pub const NOBODY: u32 = 65534;
@@ -89,7 +90,7 @@ impl AsUser {
             tempfile::tempdir().map_err(|e| Unavailable::new(format!("no directory: {e}")))?;
         let program = dir.path().join("tenure");
         // The build may lie in a directory that only root can enter.
-        std::fs::copy(env!("CARGO_BIN_EXE_tenure"), &program)
+        copy_program(env!("CARGO_BIN_EXE_tenure").as_ref(), &program)
             .map_err(|e| Unavailable::new(format!("the program cannot be copied: {e}")))?;
         let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open_to_all).expect("it is ours");
