@@ -14,6 +14,16 @@ const DRAIN: usize = 32;
 /// The cache keeps used values while it empties this many segments for a new one.
 const KEEP: usize = 8;
 
+/// The memory beyond the cache's size that a segment may take.
+#[derive(Clone, Copy, PartialEq)]
+enum Beyond {
+    Nothing,
+    /// A little, for a moment: see [`Growth::has_spare`](super::growth::Growth::has_spare).
+    Spare,
+    /// What is free. The cache has nothing to give up instead.
+    Free,
+}
+
 impl Space {
     /// Returns the next segment to fill, pinned. Some values may have moved into it already.
     pub(super) fn open(&self, index: &dyn Index) -> Result<Filling<'_>> {
@@ -40,7 +50,9 @@ impl Space {
     /// Opens the next segment for protected values that move there, with memory beyond the cache's
     /// size if there is no other. Returns `false` if there is none.
     pub(super) fn open_spare(&self, seen: u64) -> bool {
-        let Ok(Some(segment)) = self.take_empty(Instant::now(), true) else { return false };
+        let Ok(Some(segment)) = self.take_empty(Instant::now(), Beyond::Spare) else {
+            return false;
+        };
         if !self.open_with(segment, seen) {
             self.put_away_empty(segment);
         }
@@ -75,7 +87,8 @@ impl Space {
         for tries in 0..64 {
             // The kept values of emptied segments may take as much room as they had. Then the cache
             // keeps fewer of them. If the kernel refuses memory, the cache works with what it has.
-            let some = self.take_empty(now, tries >= KEEP).unwrap_or(None);
+            let beyond = if tries < KEEP { Beyond::Nothing } else { Beyond::Spare };
+            let some = self.take_empty(now, beyond).unwrap_or(None);
             if let Some(segment) = some {
                 if tries == 0 {
                     self.let_pass();
@@ -87,8 +100,8 @@ impl Space {
                 std::thread::yield_now();
             }
         }
-        // Or readers hold them for longer.
-        self.take_empty(now, true)?.ok_or_else(all_held)
+        // Or readers hold them for longer, or this is a child, and threads of its parent held them.
+        self.take_empty(now, Beyond::Free)?.ok_or_else(all_held)
     }
 
     /// Protects values that do not fit into probation while the cache grows.
@@ -107,13 +120,12 @@ impl Space {
     }
 
     /// Returns an empty segment with memory, pinned and reset, in no list. Returns `None` if there
-    /// is none and the cache may not grow. `spare`: the cache may use a little more memory for a
-    /// moment.
-    fn take_empty(&self, now: Instant, spare: bool) -> Result<Option<&Segment>> {
+    /// is none and the cache may not grow.
+    fn take_empty(&self, now: Instant, beyond: Beyond) -> Result<Option<&Segment>> {
         let mut lists = self.lists.lock();
         let (used, footprint) = (lists.used(), lists.footprint);
         // The segment that protected values move to does not count.
-        let may = spare
+        let may = beyond != Beyond::Nothing
             || lists.free.len() > 0 && lists.growth.has_room(used)
             || lists.growth.may_grow(used, now)
             || lists.growth.has_room(used);
@@ -132,7 +144,9 @@ impl Space {
             segment.reset();
             return Ok(Some(segment));
         }
-        if !lists.growth.has_spare(footprint) {
+        let has_memory = lists.growth.has_spare(footprint)
+            || beyond == Beyond::Free && lists.growth.may_take(SEGMENT as u64, footprint, true);
+        if !has_memory {
             return Ok(None);
         }
         // Counted before the memory is there, so that other threads do not take the same room.
@@ -333,5 +347,29 @@ impl Space {
         }
         self.lists.lock().free.push(&self.segments, segment);
         segment.unpin();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Cache;
+    use std::time::Instant;
+
+    /// Purges have just told the cache to stay small, and values are held in all of its segments.
+    #[test]
+    fn held_values_refuse_no_insert_while_memory_is_free() {
+        let cache = Cache::<u64>::new().unwrap();
+        (0..80).for_each(|key| cache.insert(key, &vec![7; 500_000]).unwrap());
+        let held: Vec<_> = (0..80).filter_map(|key| cache.get(&key)).collect();
+        let purge = || {
+            let mut lists = cache.inner.space.lists.lock();
+            let footprint = lists.footprint;
+            lists.growth.purged(u64::MAX, footprint, Instant::now());
+        };
+        for key in 80..160 {
+            purge();
+            cache.insert(key, &vec![7; 500_000]).unwrap();
+        }
+        assert!(held.iter().all(|value| value[0] == 7 && value[499_999] == 7));
     }
 }
