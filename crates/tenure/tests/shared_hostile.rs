@@ -10,7 +10,7 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-use tenure::shared::{ashmem, SharedPin, SharedVolatile};
+use tenure::shared::{ashmem, Before, SharedPin, SharedVolatile};
 use tenure_testkit::{in_child, sweep, this_test};
 
 const PAGE: usize = 4096;
@@ -103,6 +103,46 @@ fn make(bytes: &[u8], length: usize, seals: i32) -> OwnedFd {
         assert_eq!(libc::fcntl(number, libc::F_ADD_SEALS, seals), 0);
     }
     fd
+}
+
+/// 65,536 chunks of one page for 1,024 processes have 132 MiB of records. The kernel charges a page of
+/// records that is read to the process that reads it.
+#[test]
+fn a_file_of_few_bytes_that_claims_many_chunks_takes_few_bytes() {
+    let chunks = 64 << 10;
+    let made = SharedVolatile::builder(chunks * PAGE).chunk_size(PAGE).processes(1024).build();
+    let made = made.unwrap();
+    let bytes = || std::fs::File::from(made.as_fd().try_clone_to_owned().unwrap()).metadata();
+    let taken = || 512 * std::os::unix::fs::MetadataExt::blocks(&bytes().unwrap());
+    // SAFETY: only this program has the file.
+    let shared = unsafe { SharedVolatile::open(made.as_fd().try_clone_to_owned().unwrap()) };
+    let shared = shared.unwrap();
+    let last = chunks - 1;
+    for chunk in [3, last] {
+        assert_eq!(shared.get_or_make(chunk, |bytes| bytes.fill(7)).unwrap()[9], 7);
+    }
+    let stats = shared.stats();
+    assert_eq!((stats.fresh, stats.intact), (chunks as u64 - 2, 2));
+    assert_eq!(shared.purge_now(0..chunks).unwrap(), 2);
+    assert_eq!(shared.stats().purged, 2);
+    assert!(shared.read(last).unwrap().is_none());
+    drop(shared);
+    assert!(taken() <= 1 << 20, "{} bytes", taken());
+}
+
+#[test]
+fn a_damaged_chunk_leaves_its_neighbours_as_they_were() {
+    let Sample { mut bytes, head } = Sample::pinned();
+    // The state of chunk 2 is none that tenure writes.
+    bytes[head + 2 * 64..][..8].fill(0xff);
+    // SAFETY: only this program has the file.
+    let shared = unsafe { SharedVolatile::open(make(&bytes, bytes.len(), libc::F_SEAL_SHRINK)) };
+    let shared = shared.unwrap();
+    assert_eq!(shared.pin_range(0..3).unwrap_err().errno(), libc::EPROTO);
+    assert!(
+        matches!(shared.pin(0), Ok(SharedPin::ToMake(maker)) if maker.before() == Before::Fresh)
+    );
+    assert!(shared.read(1).unwrap().is_some());
 }
 
 /// Makes every call on the opened object. Only documented errors may come. `is_whole`: the file has

@@ -1,7 +1,7 @@
 //! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
 
 use super::mounts;
-use super::small_file::{bytes, kib_of, text};
+use super::small_file::{bytes, kib_of, number_after, read, text};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -40,9 +40,14 @@ pub(crate) fn own_group() -> Option<MemoryGroup> {
 }
 
 /// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
-/// [unseen](MemoryGroup::is_unseen). `None`: there is none.
+/// [unseen](MemoryGroup::is_unseen), as without `/proc`. `None`: there is none.
 pub(crate) fn governing_group() -> Option<MemoryGroup> {
-    let cgroup = bytes("/proc/self/cgroup").ok()?;
+    let cgroup = match bytes("/proc/self/cgroup") {
+        Ok(cgroup) => cgroup,
+        // The kernel has no cgroups.
+        Err(_) if Path::new("/proc/self/stat").exists() => return None,
+        Err(_) => return Some(MemoryGroup::unseen(true)),
+    };
     let mounts = mounts::table().unwrap_or_default();
     let mut group = find_group(&cgroup, &mounts)?;
     // Every group has this file, but another mount may cover it, or it may be forbidden.
@@ -79,7 +84,7 @@ pub(crate) fn find_group(cgroup: &[u8], mounts: &[u8]) -> Option<MemoryGroup> {
             let root = mount.point();
             MemoryGroup { path: below(&root, &mount.root(), path), root, v2 }
         }
-        None => MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 },
+        None => MemoryGroup::unseen(v2),
     })
 }
 
@@ -106,6 +111,10 @@ fn stat(path: &Path, key: &str) -> Option<u64> {
 }
 
 impl MemoryGroup {
+    fn unseen(v2: bool) -> MemoryGroup {
+        MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 }
+    }
+
     /// Returns whether the group's files cannot be seen.
     pub fn is_unseen(&self) -> bool {
         self.path.as_os_str().is_empty()
@@ -133,7 +142,7 @@ impl MemoryGroup {
 
 /// The room left under the machine and every cgroup above the process.
 pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
-    let mut room = machine_room().unwrap_or(Room { limit: u64::MAX, free: u64::MAX });
+    let mut room = machine_room();
     if let Some(group) = group {
         if group.is_unseen() {
             room.limit = room.limit.min(UNSEEN.limit);
@@ -154,7 +163,7 @@ pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
 
 /// Returns a file that identifies the smallest limit above this process.
 pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
-    let machine = machine_room().map_or(u64::MAX, |room| room.limit);
+    let machine = machine_room().limit;
     let levels = group.into_iter().flat_map(|group| {
         let levels = group.path.ancestors().take_while(|path| path.starts_with(&group.root));
         levels.filter_map(|path| Some((group.room_of(path)?.limit, path)))
@@ -165,14 +174,23 @@ pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
     }
 }
 
-fn machine_room() -> Option<Room> {
-    let text = text("/proc/meminfo").ok()?;
-    let kib = |key: &str| {
-        text.lines().find_map(|line| {
-            line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
-        })
-    };
-    Some(Room { limit: kib("MemTotal:")? << 10, free: kib("MemAvailable:")? << 10 })
+/// Returns the machine's memory, and how much of it is free. Allocates nothing. Without `/proc` the
+/// system call `sysinfo` tells, which does not count the file pages that the kernel can drop.
+pub(super) fn machine_room() -> Room {
+    // Both keys are among the first three lines.
+    let mut buffer = [0u8; 256];
+    let text = read(c"/proc/meminfo", &mut buffer).unwrap_or_default();
+    let bytes = |key: &str| number_after(text, key).map(|kib| kib << 10);
+    if let (Some(limit), Some(free)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
+        return Room { limit, free };
+    }
+    by_sysinfo()
+}
+
+fn by_sysinfo() -> Room {
+    let info = rustix::system::sysinfo();
+    let bytes = |units: u64| units.saturating_mul(info.mem_unit.into());
+    Room { limit: bytes(info.totalram), free: bytes(info.freeram + info.bufferram) }
 }
 
 #[cfg(test)]
@@ -224,6 +242,14 @@ mod tests {
         assert_eq!(find("/pod", b"0::/podb\n").path, point);
         // A group's name that leads out of the mount.
         assert_eq!(find("/", b"0::/../\n").path, point);
+    }
+
+    #[test]
+    fn the_machine_has_as_much_without_proc() {
+        let (room, other) = (machine_room(), by_sysinfo());
+        assert_eq!(room.limit, other.limit);
+        // Other processes take and free memory between the two.
+        assert!((1 << 20..room.limit).contains(&other.free), "{other:?}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! It returns the figures of `memory_limit::room`, from these files.
 
-use super::memory_limit::{MemoryGroup, Room, UNSEEN};
-use super::small_file::{number_of, read};
+use super::memory_limit::{machine_room, MemoryGroup, Room, UNSEEN};
+use super::small_file::{number, number_of, read};
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -58,7 +58,7 @@ impl Files {
                 group.free = group.free.min(room.free);
             }
         }
-        RoomNow { group, machine: machine().unwrap_or(NO_LIMIT) }
+        RoomNow { group, machine: machine_room() }
     }
 }
 
@@ -92,14 +92,6 @@ impl Level {
     }
 }
 
-fn machine() -> Option<Room> {
-    // Both keys are among the first three lines.
-    let mut buffer = [0u8; 256];
-    let text = read(c"/proc/meminfo", &mut buffer).ok()?;
-    let kib = |key: &str| number_after(text, key).map(|kib| kib << 10);
-    Some(Room { limit: kib("MemTotal:")?, free: kib("MemAvailable:")? })
-}
-
 /// Returns the resident bytes of this process, from `/proc/self/statm`: 2 µs. The figure is off by
 /// up to a batch of pages for each processor. `None`: not known, for example when the main thread
 /// has ended.
@@ -121,17 +113,6 @@ pub(crate) fn commit_is_limited() -> bool {
 fn number_in(path: &CStr) -> Option<u64> {
     let mut buffer = [0u8; 32];
     number(read(path, &mut buffer).ok()?)
-}
-
-/// Returns the number after a key at the beginning of a line.
-fn number_after(text: &str, key: &str) -> Option<u64> {
-    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
-    number(rest.trim_ascii_start())
-}
-
-fn number(text: &str) -> Option<u64> {
-    let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
-    text[..end].parse().ok()
 }
 
 #[cfg(test)]

@@ -12,11 +12,12 @@ use super::files::memfd;
 use super::{advise, page_size, raw_map, reserve};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, stat};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
@@ -153,6 +154,28 @@ impl SharedFile {
             return Err(Errno::BADF);
         }
         super::files::allocate(self.as_fd(), offset, bytes)
+    }
+
+    /// Calls `each` with the parts of a range that have memory, in whole pages. A read of the other
+    /// parts through a mapping would find zeros, and take memory for them. If the file does not
+    /// tell, its whole range counts.
+    pub fn each_part_there(&self, range: Range<u64>, mut each: impl FnMut(Range<u64>)) {
+        let Ok(own) = self.reopen() else { return each(range) };
+        let begin_after = |at| match seek(&own, SeekFrom::Data(at)) {
+            Ok(begin) => begin,
+            Err(Errno::NXIO) => range.end,
+            Err(_) => at,
+        };
+        let mut begin = begin_after(range.start);
+        while begin < range.end {
+            let end = seek(&own, SeekFrom::Hole(begin)).unwrap_or(range.end);
+            // Another process may make the hole meanwhile.
+            let end = end.clamp(begin + 1, range.end);
+            // Before `each`, which may take memory for what follows its part.
+            let next = begin_after(end);
+            each(begin..end);
+            begin = next;
+        }
     }
 
     /// Writes to a part of the file. The part is in memory afterwards.

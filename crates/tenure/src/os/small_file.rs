@@ -110,6 +110,18 @@ pub(crate) fn number_of(path: &CStr, key: &str) -> Result<u64, Errno> {
     found.ok_or(Errno::IO)
 }
 
+/// Returns the number in the line of a text that begins with `key`.
+pub(crate) fn number_after(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    number(rest.trim_ascii_start())
+}
+
+/// Returns the number at the beginning of a text.
+pub(crate) fn number(text: &str) -> Option<u64> {
+    let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

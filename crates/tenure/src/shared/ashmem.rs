@@ -32,7 +32,7 @@ use crate::os;
 use crate::os::shared_file::{file_of, open_again, SharedFile};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{fcntl_getfl, OFlags};
-use rustix::io::{dup2, fcntl_getfd, fcntl_setfd, pread, Errno};
+use rustix::io::{dup3, fcntl_getfd, pread, DupFlags, Errno, FdFlags};
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -180,7 +180,10 @@ pub fn make_read_only(fd: BorrowedFd<'_>) -> Result<()> {
     // SAFETY: only the open file behind the number changes, to another one of the same file.
     // `ManuallyDrop` keeps the number open.
     let mut there = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd.as_raw_fd()) });
-    dup2(&reader, &mut there).and_then(|()| fcntl_setfd(fd, flags)).map_err(system)
+    let closes = flags.contains(FdFlags::CLOEXEC);
+    // One call: another thread may fork and exec at any moment.
+    dup3(&reader, &mut there, if closes { DupFlags::CLOEXEC } else { DupFlags::empty() })
+        .map_err(system)
 }
 
 /// Returns whether a descriptor of a region is open for writing.

@@ -440,9 +440,8 @@ impl SharedCache {
                 return Ok(value);
             }
             let region = self.memory.region();
-            let own = region.slots.own(call)?;
             let flights = &self.index.root().flights;
-            match flight::begin(region, flights, &self.makers, (own, hash), alone) {
+            match flight::begin(call, region, flights, &self.makers, hash, alone)? {
                 Begin::Make(_flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
                     if let Some(value) = look() {
@@ -499,9 +498,11 @@ impl SharedCache {
         let region = self.memory.region();
         region.slots.own("SharedCache::clear")?;
         self.index.clear(&self.memory);
-        for chunk in self.index.chunks()..self.memory.chunks() {
-            purge::purge(region, chunk);
-        }
+        region.each_recorded(|chunk| {
+            if chunk >= self.index.chunks() {
+                purge::purge(region, chunk);
+            }
+        });
         Ok(())
     }
 

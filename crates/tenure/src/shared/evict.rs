@@ -207,21 +207,26 @@ fn oldest(parts: &Parts<'_>, but: &[usize]) -> Option<(usize, Class)> {
     let now = region.facts().tick.load(Ordering::Relaxed);
     let (mut new, mut all) = (0, 0);
     let mut oldest: [Option<(u32, usize)>; 2] = [None; 2];
-    for number in parts.index.chunks()..parts.memory.chunks() {
+    let mut dead = None;
+    region.each_recorded(|number| {
         let chunk = region.chunk(number);
-        if chunk.load().kind() != Kind::Intact {
-            continue;
+        let is_of_index = number < parts.index.chunks();
+        if is_of_index || dead.is_some() || chunk.load().kind() != Kind::Intact {
+            return;
         }
         let is_kept = chunk.priority.load(Ordering::Relaxed) == kept;
         all += 1;
         new += usize::from(!is_kept);
         if !chunk.is_pinned() && !but.contains(&number) {
             if chunk.is_nearly_dead() {
-                return Some((number, if is_kept { Class::Kept } else { Class::New }));
+                dead = Some((number, if is_kept { Class::Kept } else { Class::New }));
             }
             let oldest = &mut oldest[usize::from(is_kept)];
             *oldest = (*oldest).max(Some((chunk.age(now), number)));
         }
+    });
+    if dead.is_some() {
+        return dead;
     }
     let of = |class: Class| oldest[class as usize].map(|(_, number)| (number, class));
     match new * NEW_ONE_IN > all {

@@ -4,6 +4,8 @@
 
 use super::making::{Making, FLIGHTS};
 use super::region::Region;
+use crate::error::Result;
+use crate::os::signal::Blocked;
 use crate::os::{futex, generation};
 use crate::runtime::waits;
 use crate::sync::{thread_number, AtomicU64, Futex, Ordering};
@@ -79,41 +81,62 @@ pub(super) fn is_making() -> bool {
 
 /// Begins to make the value of a hash, or waits for its maker. `alone`: makes it even if another
 /// thread does.
+///
+/// # Errors
+/// `EUSERS`: this process has no slot.
 pub(super) fn begin<'a>(
+    call: &'static str,
     region: &Region,
     flights: &'a [AtomicU64; FLIGHTS],
     makers: &'a Makers,
-    (own, hash): (u32, u64),
+    hash: u64,
     alone: bool,
-) -> Begin<'a> {
+) -> Result<Begin<'a>> {
     let number = (hash >> 20) as usize % FLIGHTS;
     let (place, maker) = (&flights[number], &makers.0[number]);
-    let making = Making::new(own, hash);
+    match try_begin(call, region, (place, maker), hash, alone)? {
+        Ok(begun) => Ok(begun),
+        Err(there) => Ok(wait(region, place, maker, there)),
+    }
+}
+
+/// Does the work of [`begin`], except that it does not wait: the error is the value to wait for.
+///
+/// No handler forks between the look at the slot and the taking of the place: the child would take
+/// it in its parent's slot, and after its death others would wait for it as long as its parent
+/// lives.
+fn try_begin<'a>(
+    call: &'static str,
+    region: &Region,
+    (place, maker): (&'a AtomicU64, &'a Maker),
+    hash: u64,
+    alone: bool,
+) -> Result<std::result::Result<Begin<'a>, Making>> {
+    let _blocked = Blocked::all();
+    let making = Making::new(region.slots.own(call)?, hash);
+    let deadlock = |why| Ok(Ok(Begin::Deadlock(why)));
     if MAKING.get().contains(&making) {
-        return Begin::Deadlock("the function that makes the value asks for the same key");
+        return deadlock("the function that makes the value asks for the same key");
     }
     if !swap_making(Making::NONE, making) {
-        return Begin::Deadlock("this thread makes 32 values, one inside another");
+        return deadlock("this thread makes 32 values, one inside another");
     }
     // If this thread waits instead, the drop takes the value back.
     let mut flight = Flight { place: None, making, process: generation::current() };
     if alone {
-        return Begin::Make(flight);
+        return Ok(Ok(Begin::Make(flight)));
     }
     match place.compare_exchange(0, making.0, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let process = flight.process << 32;
             maker.thread.store(process | u64::from(thread_number()), Ordering::Release);
             flight.place = Some((place, maker));
-            Begin::Make(flight)
         }
         // Another key has the place.
-        Err(there) if !Making(there).is_of_hash_of(making) => Begin::Make(flight),
-        Err(there) => {
-            drop(flight);
-            wait(region, place, maker, Making(there))
-        }
+        Err(there) if !Making(there).is_of_hash_of(making) => {}
+        Err(there) => return Ok(Err(Making(there))),
     }
+    Ok(Ok(Begin::Make(flight)))
 }
 
 fn wait<'a>(region: &Region, place: &AtomicU64, maker: &Maker, there: Making) -> Begin<'a> {
@@ -154,6 +177,8 @@ fn wait<'a>(region: &Region, place: &AtomicU64, maker: &Maker, there: Making) ->
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
+        // A handler's child would end its parent's next flight.
+        let _blocked = Blocked::all();
         swap_making(self.making, Making::NONE);
         // This is a child's copy, and the parent makes the value.
         if self.process != generation::current() {

@@ -76,6 +76,8 @@ pub(super) mod slot {
     /// The process is a child that has not run yet and may have pins that are not noted: nothing
     /// may be purged.
     pub const HOLDS_ALL: u8 = 2;
+    /// A process has left the slot, and could not remove what it left in the records.
+    pub const LEFT: u8 = 4;
 }
 
 /// The sizes in the page of facts. They are checked once, and kept where no other process writes.

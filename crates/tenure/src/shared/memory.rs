@@ -212,6 +212,29 @@ impl Memory {
         while_counting(self.head.start + chunk * self.shape.record, act)
     }
 
+    /// Returns whether the records take little memory. To ask where the file has some takes 10 us.
+    fn has_few_records(&self) -> bool {
+        self.shape.records() <= 1 << 20
+    }
+
+    /// Calls `each` with the chunks whose record has memory. The others are fresh, and no process has
+    /// pinned them. A file of few bytes can claim so many chunks that to read all their records would
+    /// take more memory than this process may have.
+    pub fn each_recorded(&self, mut each: impl FnMut(usize)) {
+        if self.has_few_records() {
+            return (0..self.shape.chunks).for_each(each);
+        }
+        let first = self.shape.data as u64;
+        let mut next = 0;
+        self.file.each_part_there(first..first + self.shape.records() as u64, |part| {
+            let number = |at: u64| (at - first) as usize / self.shape.record;
+            let end = (number(part.end - 1) + 1).min(self.shape.chunks);
+            // A record may lie in two parts.
+            (number(part.start).max(next)..end).for_each(&mut each);
+            next = end;
+        });
+    }
+
     /// Returns the byte of [`kept`](super::kept) for a chunk.
     #[inline]
     pub fn kept(&self, chunk: usize) -> &AtomicU8 {
@@ -325,6 +348,16 @@ impl Memory {
         place.store(flags, Ordering::SeqCst);
     }
 
+    /// Removes what this process leaves in its slot, at its end. If the program has closed the
+    /// descriptor, another process does that, or the next one in the slot: without a descriptor the
+    /// records that have memory cannot be found.
+    pub fn leave(&self, number: u32) {
+        match self.file.is_open() || self.has_few_records() {
+            true => self.clear(number, 0, false),
+            false => self.flags()[number as usize].store(slot::LEFT, Ordering::SeqCst),
+        }
+    }
+
     fn bury(&self, dead: u32, blocked: &Blocked) {
         self.end_work(dead, blocked, true);
         let facts = self.facts();
@@ -334,7 +367,7 @@ impl Memory {
 
     /// Ends the work of a dead process, and removes its pins if `and_pins` is set.
     fn end_work(&self, dead: u32, blocked: &Blocked, and_pins: bool) {
-        for chunk in 0..self.shape.chunks {
+        self.each_recorded(|chunk| {
             let (record, discard) = (self.chunk(chunk), || self.discard(chunk, blocked));
             let awaited = match and_pins {
                 true => record.bury(dead, discard),
@@ -343,7 +376,7 @@ impl Memory {
             if awaited {
                 self.wake(chunk);
             }
-        }
+        });
         making::bury(self.making(), dead, |word| futex::wake_shared(futex::low(word)));
     }
 
@@ -375,7 +408,7 @@ impl Memory {
         // process has in the slot.
         let blocked = Blocked::all();
         let done = self.file.in_place_of(number, || {
-            let was_used = place.load(Ordering::SeqCst) != 0;
+            let was_used = place.load(Ordering::SeqCst) & !slot::LEFT != 0;
             self.bury(number, &blocked);
             was_used
         });

@@ -343,7 +343,17 @@ impl SharedVolatile {
             ));
         }
         self.check(call, chunks.end - 1)?;
-        chunks.map(|chunk| self.pin_as(call, chunk)).collect()
+        let mut pins = Vec::new();
+        for chunk in chunks {
+            match self.pin_as(call, chunk) {
+                Ok(pin) => pins.push(pin),
+                Err(error) => {
+                    pins.into_iter().for_each(SharedPin::withdraw);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pins)
     }
 
     /// Returns the right to change an intact chunk in place, if no other thread or process has it
@@ -455,7 +465,10 @@ impl SharedVolatile {
         self.region.slots.own(call)?;
         let purge = |chunk| purge::purge(&self.region, chunk);
         let (mut purged, mut looked) = (0, false);
-        for chunk in chunks {
+        self.region.each_recorded(|chunk| {
+            if !chunks.contains(&chunk) {
+                return;
+            }
             let mut done = purge(chunk);
             // The processes that have it pinned may have died, and no worker may have looked yet.
             if done == Purge::Pinned && !std::mem::replace(&mut looked, true) {
@@ -463,7 +476,7 @@ impl SharedVolatile {
                 done = purge(chunk);
             }
             purged += usize::from(done == Purge::Done);
-        }
+        });
         Ok(purged)
     }
 
@@ -576,10 +589,14 @@ impl SharedVolatile {
 
 impl Drop for SharedVolatile {
     fn drop(&mut self) {
+        fork::look();
         if self.region.refill.is_set() {
             touch::remove(&self.region);
         }
         list::remove(&self.region);
+        if let Some(region) = Arc::get_mut(&mut self.region) {
+            region.leave();
+        }
         // Here, and not in the drop of the region: the worker may hold the region last, and it has
         // its own descriptor table.
         self.region.file.close();

@@ -222,6 +222,13 @@ impl<'a> SharedPin<'a> {
         })
     }
 
+    /// Ends the pin. A chunk that nobody has begun to make is as it was.
+    pub(super) fn withdraw(self) {
+        if let SharedPin::ToMake(maker) = self {
+            maker.withdraw();
+        }
+    }
+
     /// Returns the chunk if it is intact.
     ///
     /// ```

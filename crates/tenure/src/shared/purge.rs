@@ -275,17 +275,17 @@ fn candidates(region: &Region) -> Vec<(u64, usize)> {
         return all;
     }
     let now = region.facts().tick.load(Ordering::Relaxed);
-    for number in 0..region.shape.chunks {
+    region.each_recorded(|number| {
         let chunk = region.chunk(number);
         if chunk.load().kind() != Kind::Intact || chunk.is_pinned() || kept::is_kept(region, number)
         {
-            continue;
+            return;
         }
         let priority = super::priority_of(&chunk);
         // Nearly dead chunks of a cache go first.
         let level = if chunk.is_nearly_dead() { 0 } else { u64::from(priority.level()) + 1 };
         all.push((level << 32 | u64::from(u32::MAX - chunk.age(now)), number));
-    }
+    });
     all.sort_unstable();
     all
 }

@@ -278,9 +278,17 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Gives the process's slot back. The drop does that, too, but perhaps after the descriptor was
+    /// closed.
+    pub fn leave(&mut self) {
+        self.slots.leave(&self.memory);
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
-        self.slots.leave(&self.memory);
+        self.leave();
     }
 }
 

@@ -84,7 +84,7 @@ impl Slots {
     pub fn leave(&self, memory: &Memory) {
         let own = self.own.swap(NONE, Ordering::AcqRel);
         if own != NONE && !self.kept.load(Ordering::Relaxed) {
-            memory.clear(own, 0, false);
+            memory.leave(own);
         }
         // SAFETY: only the caller has the region.
         unsafe { (*self.lives.get()).own = None };
@@ -212,7 +212,7 @@ impl Slots {
         let may_end =
             self.kept.load(Ordering::Relaxed) && !self.kept_for_good.load(Ordering::Relaxed);
         if may_end && memory.file.has_heirs(own) == Ok(false) {
-            (0..memory.shape.chunks).for_each(|chunk| memory.chunk(chunk).no_longer_keep(own));
+            memory.each_recorded(|chunk| memory.chunk(chunk).no_longer_keep(own));
             self.kept.store(false, Ordering::Relaxed);
         }
     }

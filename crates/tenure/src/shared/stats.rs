@@ -51,7 +51,9 @@ impl SharedStats {
             buried: region.facts().buried.load(Ordering::Relaxed),
             ..SharedStats::default()
         };
-        for chunk in (0..region.shape.chunks).map(|number| region.chunk(number)) {
+        let mut recorded = 0;
+        region.each_recorded(|number| {
+            let chunk = region.chunk(number);
             let count = match chunk.load().kind() {
                 Kind::Fresh => &mut stats.fresh,
                 Kind::Intact | Kind::Checked | Kind::Purging => &mut stats.intact,
@@ -61,7 +63,9 @@ impl SharedStats {
             };
             *count += 1;
             stats.pinned += u64::from(chunk.is_pinned());
-        }
+            recorded += 1;
+        });
+        stats.fresh += stats.chunks - recorded;
         let used = region.flags().iter().filter(|flags| flags.load(Ordering::Relaxed) != 0);
         stats.processes = used.count() as u64;
         stats

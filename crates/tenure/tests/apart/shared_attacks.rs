@@ -557,4 +557,38 @@ mod stepped {
             });
         });
     }
+
+    /// The children continue when the parent has made the value, and they end while they make it
+    /// anew. Nobody waits for them in their parent's place.
+    #[test]
+    fn a_handler_may_fork_at_any_instruction_of_the_making_of_a_value() {
+        promised(this_test!(), || {
+            let cache = SharedCache::builder().most(64 << 20).processes(1000).build().unwrap();
+            // The first insert takes much longer.
+            cache.insert(b"first", b"").unwrap();
+            for key in 0..8_u32 {
+                let key = key.to_le_bytes();
+                let make = || {
+                    if stepping::in_child() {
+                        // SAFETY: ends the child.
+                        unsafe { libc::_exit(0) };
+                    }
+                    key
+                };
+                stepping::begin(Stepping { each: 0, stride: 47, raw: false });
+                stepping::hold_children();
+                let mut made = false;
+                stepping::stepped(|| made = cache.get_or_insert_with(&key, make).is_ok());
+                if stepping::in_child() {
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(0) };
+                }
+                assert!(made && cache.remove(&key).unwrap());
+                assert!(stepping::let_children_go() > 50);
+                // Some had made it already.
+                cache.remove(&key).unwrap();
+                assert_eq!(&*cache.get_or_insert_with(&key, || key).unwrap(), &key);
+            }
+        });
+    }
 }
