@@ -1,7 +1,7 @@
 //! Memory cgroups: finding the group, and reading its files.
 
 use super::promise::{holds, same};
-use crate::os::memory_limit::{find_group, MemoryGroup};
+use crate::os::memory_group::{find_group, MemoryGroup};
 use crate::os::{mounts, room_now};
 use crate::process::pressure::Group;
 use std::os::unix::ffi::OsStrExt;
@@ -78,7 +78,7 @@ fn inactive(stat: &[u8], key: &str) -> Option<u64> {
     found.next().is_none().then_some(number)
 }
 
-/// The four files of a group, read as the worker does and as code inside an allocator does.
+/// The four files of a group.
 pub fn limits(input: &[u8]) -> Result<(), String> {
     let parts = cut(input);
     let part = |at: usize| parts.get(at).copied().unwrap_or_default();
@@ -95,9 +95,8 @@ pub fn limits(input: &[u8]) -> Result<(), String> {
 
 fn of_group(folder: &Path, v2: bool, [max, high, usage, stat]: [&[u8]; 4]) -> Result<(), String> {
     let group = MemoryGroup { path: folder.to_owned(), root: folder.to_owned(), v2 };
-    let by_worker = group.room_of(folder).map(|room| (room.limit, room.free));
     let now = room_now::Files::of(Some(&group)).read().group;
-    let by_other = (now.limit != u64::MAX).then_some((now.limit, now.free));
+    let found = (now.limit != u64::MAX).then_some((now.limit, now.free));
     let key = if v2 { "inactive_file " } else { "total_inactive_file " };
     let limit = match v2 {
         true => plain(max).zip(plain(high)).map(|(max, high)| max.into_iter().chain(high).min()),
@@ -109,6 +108,5 @@ fn of_group(folder: &Path, v2: bool, [max, high, usage, stat]: [&[u8]; 4]) -> Re
     };
     let wanted = limit.filter(|limit| *limit < 1 << 60);
     let wanted = wanted.map(|limit| (limit, limit.saturating_sub(used.saturating_sub(unused))));
-    same("the room by the worker's reader", &by_worker, &wanted)?;
-    same("the room by the other reader", &by_other, &wanted)
+    same("the room", &found, &wanted)
 }

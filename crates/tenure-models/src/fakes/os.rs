@@ -361,7 +361,7 @@ pub(crate) mod words {
     }
 }
 
-pub(crate) mod memory_limit {
+pub(crate) mod memory_group {
     pub(crate) fn page_tables() -> Option<u64> {
         None
     }

@@ -5,7 +5,7 @@
 //! what the kernel lets it keep, and replaces its own coldest values there.
 
 use super::segment::SEGMENT;
-use crate::os::memory_limit::Room;
+use crate::os::room_now::Room;
 use std::time::{Duration, Instant};
 
 /// How long after a purge the cache tries to grow again if it knows of no free memory.

@@ -6,7 +6,7 @@
 //! memory.
 
 use super::segment::SEGMENT;
-use crate::os::memory_limit::Room;
+use crate::os::room_now::Room;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 

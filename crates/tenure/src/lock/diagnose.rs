@@ -6,7 +6,9 @@ use super::inspect::{self, Trouble};
 use crate::error::{Error, ErrorKind};
 use crate::os::pagemap::{self, Pagemap};
 use crate::os::smaps::{self, Entry};
-use crate::os::{files, internal, limits, maps, memory_limit, mlock, page_size, populate, touch};
+use crate::os::{
+    files, internal, limits, maps, memory_group, mlock, page_size, populate, room_now, touch,
+};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
@@ -326,7 +328,7 @@ fn no_page(at: usize, entry: &Entry) -> Cause {
 }
 
 fn no_memory(errno: Errno) -> Cause {
-    let room = memory_limit::room(memory_limit::own_group().as_ref());
+    let room = room_now::room(memory_group::own_group().as_ref());
     (
         ErrorKind::OutOfMemory,
         format!(

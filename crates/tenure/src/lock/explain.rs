@@ -2,7 +2,7 @@
 
 use super::account::{account, Account};
 use crate::error::Result;
-use crate::os::{self, memory_limit};
+use crate::os::{self, memory_group, room_now};
 use std::fmt;
 
 /// Whether a number of bytes could be locked.
@@ -82,7 +82,7 @@ pub fn explain(bytes: u64) -> Result<Explanation> {
     } else {
         Verdict::RaiseHard
     };
-    let memory_free = memory_limit::room(memory_limit::own_group().as_ref()).free;
+    let memory_free = room_now::room(memory_group::own_group().as_ref()).free;
     Ok(Explanation { bytes, verdict, account, limit_needed, memory_free })
 }
 

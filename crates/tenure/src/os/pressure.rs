@@ -1,7 +1,7 @@
 //! Hears that memory runs short: from the source that the service manager names, or else from PSI
 //! triggers, cgroup v1 pressure levels and cgroup v2 events.
 
-use super::memory_limit::MemoryGroup;
+use super::memory_group::MemoryGroup;
 use super::pressure_told::Told;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};

@@ -4,7 +4,7 @@
 
 use super::advise;
 use super::maps;
-use super::memory_limit;
+use super::memory_group;
 use super::pagemap::{self, Pagemap, Pages};
 use super::populate;
 use super::pressure::PressureWatch;
@@ -552,7 +552,7 @@ fn try_private_table() -> Result<(), Cause> {
 
 fn try_pressure() -> Result<(), Cause> {
     ensure(
-        !PressureWatch::as_told(&Told::by_environment(), memory_limit::own_group().as_ref())
+        !PressureWatch::as_told(&Told::by_environment(), memory_group::own_group().as_ref())
             .is_empty(),
     )
 }

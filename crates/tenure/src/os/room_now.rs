@@ -1,12 +1,27 @@
-//! Reads how much memory is left, without allocating: for code that runs inside an allocator.
+//! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
 //!
-//! It returns the figures of `memory_limit::room`, from these files.
+//! To find the files allocates. To read them does not: code inside an allocator does it.
 
-use super::memory_limit::{machine_room, MemoryGroup, Room, UNSEEN};
-use super::small_file::{number, number_of, read};
-use std::ffi::{CStr, CString};
+use super::memory_group::MemoryGroup;
+use super::small_file::{number, number_after, number_of, read};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The room that is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The smallest limit above this process: of a cgroup, or the machine's memory.
+    pub limit: u64,
+    /// Bytes that the process could still take before the kernel must reclaim anonymous memory that
+    /// is in use. Lazily freed and clean file pages count as room.
+    pub free: u64,
+}
+
+/// The assumed room of a memory cgroup whose files cannot be seen (a container without
+/// `/sys/fs/cgroup`). The cgroup may have any limit, and the kernel kills the process for memory
+/// that it keeps beyond it.
+pub(crate) const UNSEEN: Room = Room { limit: 256 << 20, free: 64 << 20 };
 
 /// The files of one memory cgroup.
 struct Level {
@@ -58,7 +73,7 @@ impl Files {
                 group.free = group.free.min(room.free);
             }
         }
-        RoomNow { group, machine: machine_room() }
+        RoomNow { group, machine: machine() }
     }
 }
 
@@ -82,13 +97,53 @@ impl Level {
         })
     }
 
-    fn read(&self) -> Option<Room> {
+    fn limit(&self) -> Option<u64> {
         // "max" does not parse, and v1 writes "no limit" as a number near 2^63.
         let limits = self.limits.iter().filter_map(|path| number_in(path));
-        let limit = limits.min().filter(|limit| *limit < 1 << 60)?;
+        limits.min().filter(|limit| *limit < 1 << 60)
+    }
+
+    fn read(&self) -> Option<Room> {
+        let limit = self.limit()?;
         let usage = number_in(&self.usage)?;
         let inactive = number_of(&self.stat, self.inactive).unwrap_or(0);
         Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) })
+    }
+}
+
+/// Returns the machine's memory, and how much of it is free. Allocates nothing. Without `/proc` the
+/// system call `sysinfo` tells, which does not count the file pages that the kernel can drop.
+fn machine() -> Room {
+    // Both keys are among the first three lines.
+    let mut buffer = [0u8; 256];
+    let text = read(c"/proc/meminfo", &mut buffer).unwrap_or_default();
+    let bytes = |key: &str| number_after(text, key).map(|kib| kib << 10);
+    if let (Some(limit), Some(free)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
+        return Room { limit, free };
+    }
+    by_sysinfo()
+}
+
+fn by_sysinfo() -> Room {
+    let info = rustix::system::sysinfo();
+    let bytes = |units: u64| units.saturating_mul(info.mem_unit.into());
+    Room { limit: bytes(info.totalram), free: bytes(info.freeram + info.bufferram) }
+}
+
+/// Returns the room left under the machine and every cgroup above the process.
+pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
+    let RoomNow { group, machine } = Files::of(group).read();
+    Room { limit: group.limit.min(machine.limit), free: group.free.min(machine.free) }
+}
+
+/// Returns a file that identifies the smallest limit above this process.
+pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
+    let files = Files::of(group);
+    let levels = files.levels.iter().filter_map(|level| Some((level.limit()?, &level.stat)));
+    let smallest = levels.min_by_key(|(limit, _)| *limit);
+    match smallest.filter(|(limit, _)| *limit < machine().limit) {
+        Some((_, stat)) => PathBuf::from(OsStr::from_bytes(stat.to_bytes())),
+        None => PathBuf::from("/proc/meminfo"),
     }
 }
 
@@ -118,18 +173,23 @@ fn number_in(path: &CStr) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::memory_limit::{own_group, room};
+    use crate::os::memory_group::{find_group, own_group};
 
     #[test]
-    fn it_says_what_the_other_reader_says() {
-        let group = own_group();
-        let (now, other) = (Files::of(group.as_ref()).read(), room(group.as_ref()));
-        let limit = now.group.limit.min(now.machine.limit);
-        assert_eq!(limit, other.limit);
-        let free = now.group.free.min(now.machine.free);
-        // Other processes take and free memory between the two readings.
-        assert!(free.abs_diff(other.free) < 1 << 30, "{free} {}", other.free);
+    fn the_machine_has_as_much_without_proc() {
+        let (room, other) = (machine(), by_sysinfo());
+        assert_eq!(room.limit, other.limit);
+        // Other processes take and free memory between the two.
+        assert!((1 << 20..room.limit).contains(&other.free), "{other:?}");
+    }
+
+    #[test]
+    fn there_is_room() {
+        let room = room(own_group().as_ref());
+        assert!(room.limit > 0 && room.free > 0 && room.free <= room.limit);
         let resident = resident_bytes().unwrap();
-        assert!(resident > 1 << 20 && resident < limit);
+        assert!(resident > 1 << 20 && resident < room.limit);
+        let unseen = find_group(b"0::/\n", b"30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
+        assert!(super::room(Some(&unseen)).free <= UNSEEN.free);
     }
 }

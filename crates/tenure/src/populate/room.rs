@@ -7,9 +7,9 @@ use super::{Access, Populate};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::files;
 use crate::os::hugetlb;
-use crate::os::memory_limit;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::smaps;
+use crate::os::{memory_group, room_now};
 use crate::range::PageRange;
 use rustix::fd::AsFd;
 use std::fmt;
@@ -121,9 +121,9 @@ pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     }
     // A page table takes a page for each 512 pages.
     memory += memory / 512;
-    let group = memory_limit::own_group();
-    let machine = memory_limit::room(None).free;
-    let with_group = memory_limit::room(group.as_ref()).free;
+    let group = memory_group::own_group();
+    let machine = room_now::room(None).free;
+    let with_group = room_now::room(group.as_ref()).free;
     bounds.push(Room { needed: memory, available: machine, limiting: Limiting::Machine });
     if let Some(group) = group.filter(|_| with_group < machine) {
         let limiting = Limiting::Cgroup(group.path.display().to_string());
@@ -187,9 +187,9 @@ pub(super) fn insist(call: &'static str, asked: &Populate, range: PageRange) -> 
 
 /// Returns the cause of an `ENOMEM` for a mapped page.
 pub(super) fn no_memory() -> (ErrorKind, String, String) {
-    let group = memory_limit::own_group();
-    let machine = memory_limit::room(None).free;
-    let with_group = memory_limit::room(group.as_ref()).free;
+    let group = memory_group::own_group();
+    let machine = room_now::room(None).free;
+    let with_group = room_now::room(group.as_ref()).free;
     let why = match group {
         Some(group) if with_group < machine => format!(
             "the memory cgroup {} has room for {with_group} bytes more, and the kernel found none to reclaim",

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "takes over what is known in a forked child")]
 
 use super::{queue, settings, teardown};
-use crate::os::memory_limit::governing_group;
+use crate::os::memory_group::governing_group;
 use crate::os::room_now::{resident_bytes, Files, RoomNow};
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::worker;

@@ -6,7 +6,8 @@
 use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;
-use crate::os::memory_limit::{self, MemoryGroup, Room};
+use crate::os::memory_group::{self, MemoryGroup};
+use crate::os::room_now::{self, Room};
 use crate::os::sharers;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -69,9 +70,9 @@ pub(crate) fn room(now: Instant) -> Room {
     drop(known);
     let (group, group_at) = match before {
         Some(known) if !stale(known.group_at, GROUP_FRESH) => (known.group, known.group_at),
-        _ => (memory_limit::governing_group(), now),
+        _ => (memory_group::governing_group(), now),
     };
-    let room = memory_limit::room(group.as_ref());
+    let room = room_now::room(group.as_ref());
     BUDGET.limit.store(room.limit, Ordering::Relaxed);
     let new = Known { group, group_at, room, room_at: now };
     // The result of another thread's look is dropped outside the lock.
@@ -102,8 +103,8 @@ pub(crate) fn share(now: Instant) -> Share {
 /// get the last result.
 fn sharers(now: Instant) -> u32 {
     if sharers::is_to_join(now, GROUP_FRESH) {
-        let group = memory_limit::governing_group();
-        sharers::join(&memory_limit::governing_file(group.as_ref()), now);
+        let group = memory_group::governing_group();
+        sharers::join(&room_now::governing_file(group.as_ref()), now);
     }
     if let Some(count) = sharers::count(now) {
         BUDGET.sharers.store(count, Ordering::Relaxed);

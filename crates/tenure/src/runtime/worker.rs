@@ -8,7 +8,7 @@ use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
 use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
-use crate::os::memory_limit;
+use crate::os::memory_group;
 use crate::os::pressure::{Bell, Heard, PressureWatch};
 use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
@@ -426,7 +426,7 @@ fn listen(bell: Option<Bell>) {
         return;
     }
     let told = Told::by_environment();
-    let open = move |told: &Told| PressureWatch::as_told(told, memory_limit::own_group().as_ref());
+    let open = move |told: &Told| PressureWatch::as_told(told, memory_group::own_group().as_ref());
     // A socket serves one reader, which is the thread below.
     if !matches!(told, Told::Watch { .. }) && open(&told).is_empty() {
         return;

@@ -16,7 +16,7 @@ use super::waiting::Waiting;
 use super::writer::{Class, Writer};
 use super::{evict, purge};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::memory_limit;
+use crate::os::{memory_group, room_now};
 use crate::sync::{AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::hash::{BuildHasher, Hasher};
@@ -182,7 +182,7 @@ impl SharedCacheBuilder {
     /// of at least 16 KiB.
     pub fn build(self) -> Result<SharedCache> {
         let call = "SharedCache::new";
-        let limit = || memory_limit::room(memory_limit::governing_group().as_ref()).limit;
+        let limit = || room_now::room(memory_group::governing_group().as_ref()).limit;
         let most = self.most.unwrap_or_else(|| limit().min(1 << 46) as usize);
         let chunk = self
             .chunk

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "takes over a lock in a forked child")]
 
 use crate::os::room_now::Files;
-use crate::os::{generation, memory_limit};
+use crate::os::{generation, memory_group};
 use crate::runtime::lock::{Lock, Rank};
 use crate::sync::Ordering;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -77,7 +77,7 @@ pub(super) fn look() -> Look {
     let process = generation::current();
     let known = known.filter(|(_, found, by)| *by == process && found.elapsed() < FILES_FRESH);
     let (files, found, _) = known.unwrap_or_else(|| {
-        (Files::of(memory_limit::governing_group().as_ref()), Instant::now(), process)
+        (Files::of(memory_group::governing_group().as_ref()), Instant::now(), process)
     });
     let room = files.read();
     let other = ROOM.files.lock().replace((files, found, process));

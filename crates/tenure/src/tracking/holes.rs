@@ -5,7 +5,7 @@
 //! Seen without a bound: a range of 64 GiB of which one page was touched got its program killed in
 //! a group of 64 MiB.
 
-use crate::os::memory_limit;
+use crate::os::memory_group;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::range::PageRange;
 use crate::runtime::budget;
@@ -35,7 +35,7 @@ pub(super) fn fit(range: PageRange, pagemap: Option<&Pagemap>) -> bool {
     }
     let holes = pagemap.and_then(|pagemap| pagemap.count(range, Pages::Missing).ok());
     let needed = tables(holes.unwrap_or(range.len()));
-    let there = memory_limit::page_tables().unwrap_or(u64::MAX);
+    let there = memory_group::page_tables().unwrap_or(u64::MAX);
     let made = MADE.fetch_min(there, Ordering::Relaxed).min(there);
     needed == 0 || made.saturating_add(needed) <= most
 }

@@ -1,7 +1,7 @@
-//! How much memory this process may still take: the machine's, or its cgroup's (v1 and v2).
+//! The memory cgroup that governs this process (v1 and v2).
 
 use super::mounts;
-use super::small_file::{bytes, kib_of, number_after, read, text};
+use super::small_file::{bytes, kib_of};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -12,21 +12,6 @@ pub(crate) struct MemoryGroup {
     pub path: PathBuf,
     pub root: PathBuf,
     pub v2: bool,
-}
-
-/// The assumed room of a memory cgroup whose files cannot be seen (a container without
-/// `/sys/fs/cgroup`). The cgroup may have any limit, and the kernel kills the process for memory
-/// that it keeps beyond it.
-pub(crate) const UNSEEN: Room = Room { limit: 256 << 20, free: 64 << 20 };
-
-/// The room that is left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Room {
-    /// The smallest limit above this process: of a cgroup, or the machine's memory.
-    pub limit: u64,
-    /// Bytes that the process could still take before the kernel must reclaim anonymous memory that
-    /// is in use. Lazily freed and clean file pages count as room.
-    pub free: u64,
 }
 
 /// Bytes of page tables that this process has.
@@ -101,15 +86,6 @@ fn below(point: &Path, mount_root: &Path, group: &Path) -> PathBuf {
     }
 }
 
-fn number(path: &Path) -> Option<u64> {
-    text(path).ok()?.trim().parse().ok()
-}
-
-fn stat(path: &Path, key: &str) -> Option<u64> {
-    let text = text(path.join("memory.stat")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
-}
-
 impl MemoryGroup {
     fn unseen(v2: bool) -> MemoryGroup {
         MemoryGroup { path: PathBuf::new(), root: PathBuf::new(), v2 }
@@ -119,78 +95,6 @@ impl MemoryGroup {
     pub fn is_unseen(&self) -> bool {
         self.path.as_os_str().is_empty()
     }
-
-    /// Returns the room that one group of the hierarchy leaves. `None`: the group has no limit.
-    pub fn room_of(&self, path: &Path) -> Option<Room> {
-        let (limit, usage, inactive) = if self.v2 {
-            // "max" does not parse: no limit at this level.
-            let limit = [number(&path.join("memory.high")), number(&path.join("memory.max"))];
-            let limit = limit.into_iter().flatten().min()?;
-            (limit, number(&path.join("memory.current"))?, stat(path, "inactive_file "))
-        } else {
-            let limit = number(&path.join("memory.limit_in_bytes"))?;
-            let inactive = stat(path, "total_inactive_file ");
-            (limit, number(&path.join("memory.usage_in_bytes"))?, inactive)
-        };
-        // v1 writes "no limit" as a number near 2^63.
-        (limit < 1 << 60).then(|| Room {
-            limit,
-            free: limit.saturating_sub(usage.saturating_sub(inactive.unwrap_or(0))),
-        })
-    }
-}
-
-/// The room left under the machine and every cgroup above the process.
-pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
-    let mut room = machine_room();
-    if let Some(group) = group {
-        if group.is_unseen() {
-            room.limit = room.limit.min(UNSEEN.limit);
-            room.free = room.free.min(UNSEEN.free);
-        }
-        for path in group.path.ancestors() {
-            if let Some(level) = group.room_of(path) {
-                room.limit = room.limit.min(level.limit);
-                room.free = room.free.min(level.free);
-            }
-            if path == group.root {
-                break;
-            }
-        }
-    }
-    room
-}
-
-/// Returns a file that identifies the smallest limit above this process.
-pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
-    let machine = machine_room().limit;
-    let levels = group.into_iter().flat_map(|group| {
-        let levels = group.path.ancestors().take_while(|path| path.starts_with(&group.root));
-        levels.filter_map(|path| Some((group.room_of(path)?.limit, path)))
-    });
-    match levels.min_by_key(|(limit, _)| *limit).filter(|(limit, _)| *limit < machine) {
-        Some((_, path)) => path.join("memory.stat"),
-        None => PathBuf::from("/proc/meminfo"),
-    }
-}
-
-/// Returns the machine's memory, and how much of it is free. Allocates nothing. Without `/proc` the
-/// system call `sysinfo` tells, which does not count the file pages that the kernel can drop.
-pub(super) fn machine_room() -> Room {
-    // Both keys are among the first three lines.
-    let mut buffer = [0u8; 256];
-    let text = read(c"/proc/meminfo", &mut buffer).unwrap_or_default();
-    let bytes = |key: &str| number_after(text, key).map(|kib| kib << 10);
-    if let (Some(limit), Some(free)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
-        return Room { limit, free };
-    }
-    by_sysinfo()
-}
-
-fn by_sysinfo() -> Room {
-    let info = rustix::system::sysinfo();
-    let bytes = |units: u64| units.saturating_mul(info.mem_unit.into());
-    Room { limit: bytes(info.totalram), free: bytes(info.freeram + info.bufferram) }
 }
 
 #[cfg(test)]
@@ -215,7 +119,6 @@ mod tests {
         for cgroup in [&b"4:memory:/a/b\n0::/\n"[..], b"0::/\n"] {
             let unseen = find_group(cgroup, b"30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
             assert!(unseen.is_unseen());
-            assert!(room(Some(&unseen)).free <= UNSEEN.free);
         }
     }
 
@@ -242,19 +145,5 @@ mod tests {
         assert_eq!(find("/pod", b"0::/podb\n").path, point);
         // A group's name that leads out of the mount.
         assert_eq!(find("/", b"0::/../\n").path, point);
-    }
-
-    #[test]
-    fn the_machine_has_as_much_without_proc() {
-        let (room, other) = (machine_room(), by_sysinfo());
-        assert_eq!(room.limit, other.limit);
-        // Other processes take and free memory between the two.
-        assert!((1 << 20..room.limit).contains(&other.free), "{other:?}");
-    }
-
-    #[test]
-    fn the_machine_has_room() {
-        let room = room(own_group().as_ref());
-        assert!(room.limit > 0 && room.free > 0 && room.free <= room.limit.max(room.free));
     }
 }
