@@ -374,9 +374,12 @@ fn inspect_and_metrics_read_a_launched_program() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
     let pid = line.trim();
     let found = kit::tenure().args(["inspect", pid]).output().expect("it starts");
+    let machine = kit::tenure().args(["inspect", pid, "--json"]).output().expect("it starts");
     let metrics = kit::tenure().args(["metrics", pid]).output().expect("it starts");
     drop(child.stdin.take());
     child.wait().expect("it ends");
+    let served = &kit::json(&machine)["tenure"]["launcher"]["malloc_served"];
+    assert!(served.is_u64(), "{served}");
     let (code, out, errors) = parts(&found);
     assert_eq!(code, Some(0), "{out}{errors}");
     assert!(out.contains("tenure ") && out.contains("  launcher   "), "{out}");
