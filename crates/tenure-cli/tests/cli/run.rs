@@ -110,6 +110,7 @@ fn what_is_not_there_is_127_and_what_cannot_be_executed_126() {
     };
     case("/nonexistent/program", 127, "no such program");
     case("no-such-program-at-all", 127, "no such program");
+    case("1M", 127, "--large=1M");
     case(plain.to_str().expect("plain"), 126, "not executable");
     case("/", 126, "directory");
     let script = |name: &str, first: &str| {
