@@ -127,6 +127,24 @@ fn a_run_says_what_it_needs_before_it_begins() {
 }
 
 #[test]
+fn a_run_that_is_short_of_time_measures_the_figure_of_each_proposal() {
+    let dir = Dir::new("short");
+    let html = dir.file("run.html");
+    // The other two need a limit of locked memory, or an allocator that may be missing.
+    let proposals = ["volatile", "unmap", "populate"];
+    let done =
+        run(&[&proposals[..], &["-q", "--quick", "--within", "1s", "--html", &html]].concat());
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let page = std::fs::read_to_string(&html).unwrap();
+    let figures: Vec<&str> = page.split("tenure here<b>").skip(1).collect();
+    assert_eq!(figures.len(), 5);
+    for figure in &figures[2..] {
+        let (figure, _) = figure.split_once("</b>").unwrap();
+        assert!(figure.ends_with(" x"), "{figure}");
+    }
+}
+
+#[test]
 fn a_report_is_one_page_of_all_runs() {
     let dir = Dir::new("report");
     let first = kept(&dir, "a.json", &[("<script>one</script>", "Ours", &[1.0; 5])]);

@@ -4,7 +4,8 @@ use crate::failure::Found;
 use crate::name::plain;
 use crate::process::family::{self, Stat};
 use crate::process::figures::Figures;
-use crate::process::names::why;
+use crate::process::names::{number, remedy, why};
+use crate::process::smaps::{self, Amounts};
 use anyhow::Context;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ const HELP: &str = "\
 The command prints programs that use tenure, also under `tenure run`. Each line has the labels pid \
 and name. A program can serve its own metrics with tenure::metrics::render().
 
+tenure_process_resident_bytes less tenure_process_lazy_free_bytes is the memory that only the \
+program itself can free: watch this figure.
+
 The text is OpenMetrics. With --prometheus it is Prometheus' older text format, which the textfile \
 collector of node_exporter reads.
 
@@ -22,21 +26,21 @@ Examples:
   tenure metrics --tree $(cat /run/postgresql.pid)
   tenure metrics --all --prometheus --output /var/lib/node_exporter/tenure.prom
 
-Exit codes: 0 success, 1 the command could not read a process, or a process does not use tenure, 2 \
-wrong usage.";
+Exit codes: 0 success, 1 the command could not read a process that it was given, or such a process \
+does not use tenure, 2 wrong usage.";
 
 /// Print figures of programs that use tenure as OpenMetrics text.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
     /// The numbers of the processes.
-    #[arg(required_unless_present = "all", value_name = "PID")]
+    #[arg(required_unless_present = "all", value_name = "PID", value_parser = number)]
     pids: Vec<u32>,
     /// Print one sum for the processes and all their descendants.
     #[arg(long)]
     tree: bool,
     /// Print all processes that use tenure and that this user may read.
-    #[arg(long, conflicts_with = "pids")]
+    #[arg(long, conflicts_with_all = ["pids", "tree"])]
     all: bool,
     /// Print Prometheus' older text format.
     #[arg(long)]
@@ -49,30 +53,11 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut metrics = Metrics::new();
-    let mut all_read = true;
-    if args.tree && !args.all {
-        all_read &= tree(&args.pids, &mut metrics)?;
-    } else {
-        let pids = if args.all { family::all()? } else { args.pids.clone() };
-        let mut seen = Vec::new();
-        for pid in pids {
-            if seen.contains(&pid) {
-                continue;
-            }
-            seen.push(pid);
-            match read(pid) {
-                Ok((name, figures)) => {
-                    let pid = pid.to_string();
-                    metrics.add(&[("pid", &pid), ("name", &name)], &figures.stats());
-                }
-                Err(_) if args.all => {}
-                Err(why) => {
-                    all_read = false;
-                    eprintln!("tenure: {why}");
-                }
-            }
-        }
-    }
+    let all_read = match (args.all, args.tree) {
+        (true, _) => all(&mut metrics)?,
+        (false, true) => tree(&args.pids, &mut metrics)?,
+        (false, false) => each(&args.pids, &mut metrics),
+    };
     let text = if args.prometheus { metrics.render_prometheus() } else { metrics.render() };
     match &args.output {
         Some(file) => replace(file, &text).with_context(|| file.display().to_string())?,
@@ -82,6 +67,87 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         true => Ok(()),
         false => Err(Found.into()),
     }
+}
+
+/// A process, or a sum of several.
+#[derive(Default)]
+struct Seen {
+    figures: Figures,
+    /// The kernel's figures.
+    memory: Amounts,
+}
+
+impl Seen {
+    /// Looks at a process that has figures.
+    fn new(pid: u32, figures: Figures) -> Seen {
+        // If the process ends meanwhile, the kernel's figures are those of a process that has ended.
+        Seen { figures, memory: smaps::sum(pid).unwrap_or_default() }
+    }
+
+    fn add(&mut self, other: Seen) {
+        self.figures.add(other.figures);
+        self.memory += other.memory;
+    }
+
+    fn put(&self, labels: &[(&str, &str)], metrics: &mut Metrics) {
+        for (name, help, bytes) in [
+            (
+                "resident",
+                "Bytes in memory, with those that the kernel may take.",
+                self.memory.resident,
+            ),
+            (
+                "lazy_free",
+                "Bytes in memory that the kernel may take at once.",
+                self.memory.lazy_free,
+            ),
+            ("swapped", "Bytes on a swap device.", self.memory.swapped),
+        ] {
+            metrics.add_gauge(labels, &format!("tenure_process_{name}_bytes"), help, bytes as f64);
+        }
+        metrics.add(labels, &self.figures.stats());
+    }
+}
+
+/// All processes that use tenure. Those that this user may not read are no failure, but no secret.
+fn all(metrics: &mut Metrics) -> anyhow::Result<bool> {
+    let mut refused = 0;
+    for pid in family::all()? {
+        // Threads of the kernel have no memory. Other processes may have ended by now.
+        let Some(stat) = Stat::read(pid).ok().filter(|stat| stat.size > 0) else { continue };
+        match Figures::read(pid) {
+            Ok(figures) => {
+                let labels = [("pid", &*pid.to_string()), ("name", &*plain(&stat.name))];
+                Seen::new(pid, figures).put(&labels, metrics);
+            }
+            Err(missing) => refused += usize::from(missing.is_refusal()),
+        }
+    }
+    if refused > 0 {
+        let plural = if refused == 1 { "process is" } else { "processes are" };
+        eprintln!("tenure: {refused} {plural} left out, permission denied; {}", remedy());
+    }
+    Ok(true)
+}
+
+fn each(pids: &[u32], metrics: &mut Metrics) -> bool {
+    let mut all_read = true;
+    for (number, pid) in pids.iter().enumerate() {
+        if pids[..number].contains(pid) {
+            continue;
+        }
+        match read(*pid) {
+            Ok((name, figures)) => {
+                let labels = [("pid", &*pid.to_string()), ("name", &*name)];
+                Seen::new(*pid, figures).put(&labels, metrics);
+            }
+            Err(why) => {
+                all_read = false;
+                eprintln!("tenure: {why}");
+            }
+        }
+    }
+    all_read
 }
 
 fn read(pid: u32) -> Result<(String, Figures), String> {
@@ -97,13 +163,13 @@ fn read(pid: u32) -> Result<(String, Figures), String> {
 
 /// The first process names the sum.
 fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
-    let mut sum = Figures::default();
+    let mut sum = Seen::default();
     let mut all_read = true;
     let mut count = 0;
     for pid in family::with_descendants(pids)? {
         match read(pid) {
             Ok((_, figures)) => {
-                sum.add(figures);
+                sum.add(Seen::new(pid, figures));
                 count += 1;
             }
             Err(why) if pids.contains(&pid) => {
@@ -116,8 +182,7 @@ fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
     if let (Some(first), true) = (pids.first(), count > 0) {
         let name = Stat::read(*first).map(|stat| plain(&stat.name)).unwrap_or_default();
         let (first, count) = (first.to_string(), count.to_string());
-        let labels = [("pid", first.as_str()), ("name", &name), ("processes", &count)];
-        metrics.add(&labels, &sum.stats());
+        sum.put(&[("pid", &first), ("name", &name), ("processes", &count)], metrics);
     }
     Ok(all_read)
 }

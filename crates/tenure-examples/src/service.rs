@@ -3,6 +3,7 @@
 
 use crate::{allocated, picture};
 use axum::extract::{Path, State};
+use axum::http::header::{HeaderName, CONTENT_TYPE};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::Router;
@@ -32,6 +33,14 @@ async fn from_tenure(
         .map_err(|_| StatusCode::INSUFFICIENT_STORAGE)
 }
 
+/// For Prometheus: tenure's figures of the process, and those of the cache.
+async fn metrics(State(cache): State<Elastic>) -> ([(HeaderName, &'static str); 1], String) {
+    let mut metrics = tenure::metrics::Metrics::new();
+    metrics.add(&[], &tenure::stats());
+    metrics.add_cache(&[("cache", "pictures")], &cache.stats());
+    ([(CONTENT_TYPE, tenure::metrics::CONTENT_TYPE)], metrics.render())
+}
+
 type Fixed = moka::future::Cache<u64, Bytes>;
 
 async fn from_moka(State(cache): State<Fixed>, Path(number): Path<u64>) -> Bytes {
@@ -58,9 +67,10 @@ pub enum Kind {
 /// The cache or the socket cannot be made.
 pub fn serve(kind: Kind) -> Result<(), Box<dyn std::error::Error>> {
     let router = match kind {
-        Kind::Tenure => {
-            Router::new().route("/picture/{number}", get(from_tenure)).with_state(Elastic::new()?)
-        }
+        Kind::Tenure => Router::new()
+            .route("/picture/{number}", get(from_tenure))
+            .route("/metrics", get(metrics))
+            .with_state(Elastic::new()?),
         Kind::Moka(bytes) => {
             let cache = Fixed::builder()
                 .max_capacity(bytes)

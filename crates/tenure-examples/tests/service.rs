@@ -39,6 +39,14 @@ fn a_picture_is_drawn_once_and_served_by_either_cache() {
         assert_ne!(pictures[0], pictures[1]);
         let counters = String::from_utf8(get(address, "/counters")).unwrap();
         assert!(counters.starts_with("2 "), "drawn, and allocated: {counters}");
+        if arguments == ["serve"] {
+            let metrics = String::from_utf8(get(address, "/metrics")).unwrap();
+            for sample in
+                ["hits_total{cache=\"pictures\"} 1\n", "misses_total{cache=\"pictures\"} 2\n"]
+            {
+                assert!(metrics.contains(sample), "{metrics}");
+            }
+        }
         pictures
     });
     assert_eq!(served[0], served[1]);

@@ -104,6 +104,7 @@ pub struct Comparison<'a> {
     unit: Unit,
     contestants: Vec<Contestant<'a>>,
     baseline: Option<String>,
+    is_headline: bool,
 }
 
 /// A comparison that has run.
@@ -124,7 +125,24 @@ pub struct Outcome {
 impl<'a> Comparison<'a> {
     /// An empty comparison.
     pub fn new(title: impl Into<String>, unit: Unit) -> Self {
-        Comparison { title: title.into(), unit, contestants: Vec::new(), baseline: None }
+        Comparison {
+            title: title.into(),
+            unit,
+            contestants: Vec::new(),
+            baseline: None,
+            is_headline: false,
+        }
+    }
+
+    /// Marks a comparison whose figure stands for the bench: it is measured even if the time is over.
+    #[must_use]
+    pub fn headline(mut self, is_headline: bool) -> Self {
+        self.is_headline = is_headline;
+        self
+    }
+
+    pub(crate) fn is_headline(&self) -> bool {
+        self.is_headline
     }
 
     /// Returns the title.

@@ -160,7 +160,7 @@ impl<'a> Report<'a> {
         if !self.options.wants(comparison.title()) {
             return Ok(None);
         }
-        if self.pace.is_over() {
+        if self.pace.is_over() && !comparison.is_headline() {
             self.left_out += 1;
             return Ok(None);
         }

@@ -58,7 +58,8 @@ pub fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> {
     for (state, cache, rounds, share) in cases {
         let (file, accesses) = (&file, &accesses);
         let courses = &RefCell::new(BTreeMap::new());
-        let mut comparison = Comparison::new(title(state), Unit::Milliseconds);
+        let mut comparison =
+            Comparison::new(title(state), Unit::Milliseconds).headline(cache == PageCache::Cold);
         for &(name, way) in WAYS {
             let contestant = Contestant::new(name, role(way), move || {
                 let file = file.as_ref().map_err(again)?;

@@ -70,7 +70,8 @@ fn table(
         }
         let pool = pool(kind, len);
         for (ready, title) in wanted {
-            let mut comparison = Comparison::new(title, Unit::Milliseconds);
+            let is_headline = !shared && (kind, ready) == (Kind::Anon, Ready::Write);
+            let mut comparison = Comparison::new(title, Unit::Milliseconds).headline(is_headline);
             for (way, role) in contestants(ready, kind, shared) {
                 let (backing, pool) = (&backing, &pool);
                 let contestant = Contestant::new(way.name(), role, move || {

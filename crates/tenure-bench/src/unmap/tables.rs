@@ -47,6 +47,9 @@ pub(super) fn of(case: &Case, options: &Options, report: &mut Report<'_>) -> io:
     for (figure, title) in &titles {
         let mut comparison =
             Comparison::new(title.as_str(), Unit::Milliseconds).baseline(Way::Munmap.name());
+        let is_headline =
+            *figure == Figure::Worst(Need::Mmap) && case.name().ends_with("4 KiB pages");
+        comparison = comparison.headline(is_headline);
         for way in Way::ALL {
             if way == Way::Nothing && !matches!(figure, Figure::Worst(_)) {
                 continue;

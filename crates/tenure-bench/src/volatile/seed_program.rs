@@ -20,6 +20,7 @@ const MAP: usize = 10 * PIECE;
 const BARE: &str = "bare loop";
 const DONTNEED: &str = "MADV_DONTNEED";
 const TENURE: &str = "tenure";
+const GIVING_BACK: &str = "giving back";
 
 type Loop = fn(&Map, usize) -> io::Result<()>;
 type Way = (&'static str, Role, Loop);
@@ -78,7 +79,7 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
             let rounds = if threads > 2 { 15 } else { 25 };
             let limit = comparison("no marking", &[bare, tenure], threads, retries, pages);
             report.compare(limit, rounds)?;
-            let rivals = comparison("giving back", &[tenure, rival], threads, retries, pages);
+            let rivals = comparison(GIVING_BACK, &[tenure, rival], threads, retries, pages);
             report.compare(rivals, 3)?;
         }
     }
@@ -95,7 +96,8 @@ fn comparison(
     let plural = if threads == 1 { "" } else { "s" };
     let title =
         format!("seed program against {against}, {}, {threads} thread{plural}", pages.name());
-    let mut comparison = Comparison::new(title, Unit::Milliseconds);
+    let is_headline = against == GIVING_BACK && threads == 1 && pages == Pages::Base;
+    let mut comparison = Comparison::new(title, Unit::Milliseconds).headline(is_headline);
     for &(name, role, body) in ways {
         let mut contestant =
             Contestant::new(name, role, move || sample(body, threads, retries, pages));

@@ -7,7 +7,6 @@ mod show;
 
 pub use options::Args;
 
-use crate::failure::WrongUsage;
 use crate::process::family;
 use process::{look, sort};
 use std::io::{self, Write};
@@ -17,9 +16,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut pids = args.pids.clone();
     if args.own {
         pids.push(std::process::id());
-    }
-    if pids.contains(&0) {
-        return Err(WrongUsage("0 is no process".into()).into());
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut all_read = true;

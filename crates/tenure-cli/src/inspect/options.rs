@@ -1,5 +1,6 @@
 //! The options of `tenure inspect`.
 
+use crate::process::names::number;
 use clap::ValueEnum;
 
 const HELP: &str = "\
@@ -28,7 +29,7 @@ Exit codes: 0 the command has read everything, 1 it could not read a part, 2 wro
 #[command(after_help = HELP)]
 pub struct Args {
     /// The numbers of the processes.
-    #[arg(required_unless_present = "own", value_name = "PID")]
+    #[arg(required_unless_present = "own", value_name = "PID", value_parser = number)]
     pub pids: Vec<u32>,
     /// Look at this command itself, as an example.
     #[arg(long = "self", id = "own")]

@@ -331,6 +331,11 @@ fn of_stats(stats: &Stats, figures: &Figures) -> Value {
         total.insert(name.to_owned(), json!(value));
     });
     object["total"] = Value::Object(total);
+    let launcher: serde_json::Map<_, _> =
+        figures.of_launcher().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    if !launcher.is_empty() {
+        object["launcher"] = Value::Object(launcher);
+    }
     object
 }
 

@@ -83,6 +83,13 @@ impl Figures {
         self.values.contains_key(name)
     }
 
+    /// What the launcher has counted, if it counts.
+    pub fn of_launcher(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.values
+            .iter()
+            .filter_map(|(name, value)| Some((name.strip_prefix("launcher.")?, *value)))
+    }
+
     /// The statistics as the program's own `tenure::stats()` would return them.
     pub fn stats(&self) -> tenure::Stats {
         // A program may have made the numbers up, so they are bounded: sums must not overflow.

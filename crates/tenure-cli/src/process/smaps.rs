@@ -71,6 +71,15 @@ pub fn each(pid: u32, each: impl FnMut(Entry)) -> io::Result<()> {
     read(File::open(format!("/proc/{pid}/smaps"))?, each)
 }
 
+/// The sum over all mappings. The kernel adds up, so no list is read. `size` and the locks are not
+/// known.
+pub fn sum(pid: u32) -> io::Result<Amounts> {
+    let mut sum = Amounts::default();
+    read(File::open(format!("/proc/{pid}/smaps_rollup"))?, |entry| sum += entry.amounts)?;
+    // The first and the last address are those of the process.
+    Ok(Amounts { size: 0, ..sum })
+}
+
 /// Calls `each` with every mapping in the reader's text.
 pub fn read(mut file: impl Read, mut each: impl FnMut(Entry)) -> io::Result<()> {
     let mut buffer = vec![0u8; 256 << 10];

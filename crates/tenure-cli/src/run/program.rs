@@ -39,6 +39,10 @@ pub fn find(name: &OsStr) -> Result<PathBuf, CannotRun> {
     match first_executable {
         Some(at) => Ok(found.swap_remove(at)),
         None if !found.is_empty() => Err(missing(126, "not executable")),
+        // `--large 1M`: the option takes its own size, and 1M is the program.
+        None if crate::size::parse(&name.to_string_lossy()).is_ok() => {
+            Err(missing(127, "no such program; an option has its size after =, as in --large=1M"))
+        }
         None => Err(missing(127, "no such program")),
     }
 }

@@ -36,7 +36,8 @@ pub enum Column {
     Purged,
     /// Page faults that the pool has avoided so far.
     Avoided,
-    /// Purges a second at the last updates.
+    /// Purges a second at the last updates. Nothing is sorted by it.
+    #[value(skip)]
     History,
 }
 

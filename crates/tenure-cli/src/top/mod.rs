@@ -10,12 +10,17 @@ pub use options::Args;
 
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
+use crate::process::family::Stat;
+use crate::process::names::why;
 use columns::Column;
 use sample::{Sampler, Snapshot};
 use std::io::{self, IsTerminal, Write};
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    for pid in &args.pid {
+        Stat::read(*pid).map_err(|error| anyhow::anyhow!(why(*pid, "the state", &error)))?;
+    }
     let sampler = Sampler::new(&args.pid, args.all);
     if args.batch {
         return batch(args, sampler);

@@ -1,6 +1,7 @@
 //! The options of `tenure top`.
 
 use super::columns::Column;
+use crate::process::names::number;
 use std::time::Duration;
 
 const HELP: &str = "\
@@ -32,7 +33,7 @@ pub struct Args {
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub delay: Duration,
     /// Show these processes only, separated by commas or spaces.
-    #[arg(long, short, value_name = "PID", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, short, value_name = "PID", num_args = 1.., value_delimiter = ',', value_parser = number)]
     pub pid: Vec<u32>,
     /// Also show processes that do not use tenure.
     #[arg(long, short)]

@@ -145,7 +145,7 @@ struct Ranges {
 impl Top {
     fn new(args: &Args, mut sampler: Sampler) -> io::Result<Top> {
         let snapshot = sampler.look()?;
-        Ok(Top {
+        let mut top = Top {
             sampler,
             snapshot,
             looked: Instant::now(),
@@ -157,7 +157,9 @@ impl Top {
             help: false,
             ranges: None,
             group: None,
-        })
+        };
+        top.group = top.current().and_then(|pid| top.sampler.group(pid));
+        Ok(top)
     }
 
     fn look(&mut self) -> io::Result<()> {
@@ -415,5 +417,20 @@ mod tests {
         let widest = heading(Order::State, 100_000, 4_194_304);
         assert!(widest.ends_with("100000 ranges of 4194304"), "{widest}");
         assert!(widest.chars().count() <= 80, "{widest}");
+    }
+
+    #[test]
+    fn the_first_screen_has_the_cgroup() {
+        let own = std::process::id();
+        let args = Args {
+            batch: false,
+            iterations: None,
+            delay: std::time::Duration::from_secs(1),
+            pid: vec![own],
+            all: false,
+            sort: Column::Resident,
+        };
+        let top = Top::new(&args, Sampler::new(&args.pid, false)).unwrap();
+        assert_eq!(top.group.map(|group| group.name), Group::of(own).map(|group| group.name));
     }
 }

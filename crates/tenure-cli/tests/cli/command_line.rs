@@ -153,6 +153,9 @@ fn completions_and_manual_pages_come_from_the_flags() {
         let done = output(&["completions", shell]);
         assert_eq!(done.status.code(), Some(0), "{shell}");
         assert!(text(&done.stdout).contains(word), "{shell}");
+        for hidden in ["demo-worker", "demo-neighbour", "doctor-trial", "man-pages"] {
+            assert!(!text(&done.stdout).contains(hidden), "{shell} completes {hidden}");
+        }
     }
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().to_str().expect("a plain name");

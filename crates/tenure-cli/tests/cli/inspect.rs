@@ -242,6 +242,10 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
     assert_eq!((code, out.as_str()), (Some(1), ""));
     assert_eq!(errors, "tenure: there is no process 4194305\n");
     assert_eq!(inspect(&[]).status.code(), Some(2));
+    for command in [&["inspect", "sh"][..], &["metrics", "sh"], &["top", "-b", "--pid", "sh"]] {
+        let (code, _, errors) = parts(&kit::tenure().args(command).output().unwrap());
+        assert!(code == Some(2) && errors.contains("pidof"), "{command:?}: {errors}");
+    }
     if !is_root() {
         return;
     }
@@ -253,6 +257,10 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
         assert_eq!(code, Some(1), "{out}{errors}");
         assert!(errors.contains("as root (sudo)"), "{errors}");
     }
+    // Of all processes it leaves these out, and tells how many.
+    let (code, _, errors) = parts(&user.tenure().args(["metrics", "--all"]).output().unwrap());
+    assert!(code == Some(0) && errors.contains(" left out, permission denied; "), "{errors}");
+    assert_eq!(metrics(&["--all", "--tree"]).status.code(), Some(2));
 }
 
 /// A process chooses its name, and the reader of the name may be root.
@@ -341,7 +349,70 @@ fn assert_is_open_metrics(text: &str) {
         assert!(!samples.contains(&sample), "{line} comes twice");
         samples.push(sample);
     }
-    assert!(samples.len() > 30, "{text}");
+    assert!(!samples.is_empty(), "{text}");
+}
+
+/// The value of the sample that begins so.
+fn sample(text: &str, begin: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(begin));
+    let line = line.unwrap_or_else(|| panic!("{begin} is missing in\n{text}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn metrics_have_the_memory_that_only_the_program_can_free() {
+    in_child(this_test!(), &[], || {
+        let mut buffers: Vec<Volatile> = (0..4).map(|_| Volatile::new(4 * MIB).unwrap()).collect();
+        for buffer in &mut buffers {
+            buffer.pin_mut().unwrap().fill(7);
+            buffer.offer_now().unwrap();
+        }
+        for arguments in [&[own().as_str()][..], &["--tree", &own()], &["--all"]] {
+            let (code, out, errors) = parts(&metrics(arguments));
+            assert_eq!(code, Some(0), "{errors}");
+            assert_is_open_metrics(&out);
+            let of = |name: &str| {
+                sample(&out, &format!("tenure_process_{name}_bytes{{pid=\"{}\"", own()))
+            };
+            let near = |name: &str, field: &str| {
+                let (found, kernel) = (of(name) as u64, smaps(field));
+                assert!(found.abs_diff(kernel) <= 2 * MIB as u64, "{name}: {found}, {kernel}");
+            };
+            near("resident", "Rss");
+            near("lazy_free", "LazyFree");
+            near("swapped", "Swap");
+            assert!(of("lazy_free") > 0.0, "{out}");
+        }
+    });
+}
+
+#[test]
+fn metrics_have_the_hits_of_each_cache() {
+    in_child(this_test!(), &[], || {
+        let (pages, tiles) = (tenure::Cache::<u64>::new().unwrap(), tenure::Cache::new().unwrap());
+        pages.insert(1, b"one").unwrap();
+        tiles.insert(2u64, b"two").unwrap();
+        assert!(pages.get(&1).is_some() && pages.get(&2).is_none() && tiles.get(&2).is_some());
+        let shared = tenure::shared::SharedCache::builder().most(64 << 20).build().unwrap();
+        shared.insert(b"key", b"value").unwrap();
+        assert!(shared.get(b"no").unwrap().is_none());
+        let mut metrics = tenure::metrics::Metrics::new();
+        metrics.add(&[], &tenure::stats());
+        metrics.add_cache(&[("cache", "pages")], &pages.stats());
+        metrics.add_cache(&[("cache", "tiles")], &tiles.stats());
+        metrics.add_shared_cache(&[("cache", "blocks")], &shared.stats());
+        metrics.add_gauge(&[], "queue_seconds", "How long jobs wait.", 0.25);
+        let text = metrics.render();
+        assert_is_open_metrics(&text);
+        assert_eq!(sample(&text, "tenure_cache_hits_total{cache=\"pages\"}"), 1.0);
+        assert_eq!(sample(&text, "tenure_cache_misses_total{cache=\"pages\"}"), 1.0);
+        assert_eq!(sample(&text, "tenure_cache_misses_total{cache=\"tiles\"}"), 0.0);
+        assert!(sample(&text, "tenure_cache_footprint_bytes{cache=\"tiles\"}") > 0.0);
+        assert_eq!(sample(&text, "tenure_shared_cache_misses_total{cache=\"blocks\"}"), 1.0);
+        let intact = "tenure_shared_cache_chunks{cache=\"blocks\",state=\"intact\"}";
+        assert!(sample(&text, intact) >= 0.0);
+        assert!(text.contains("# UNIT queue_seconds seconds\n") && text.contains(" 0.25\n"));
+    });
 }
 
 #[test]

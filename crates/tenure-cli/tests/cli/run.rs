@@ -110,6 +110,7 @@ fn what_is_not_there_is_127_and_what_cannot_be_executed_126() {
     };
     case("/nonexistent/program", 127, "no such program");
     case("no-such-program-at-all", 127, "no such program");
+    case("1M", 127, "--large=1M");
     case(plain.to_str().expect("plain"), 126, "not executable");
     case("/", 126, "directory");
     let script = |name: &str, first: &str| {
@@ -374,9 +375,12 @@ fn inspect_and_metrics_read_a_launched_program() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
     let pid = line.trim();
     let found = kit::tenure().args(["inspect", pid]).output().expect("it starts");
+    let machine = kit::tenure().args(["inspect", pid, "--json"]).output().expect("it starts");
     let metrics = kit::tenure().args(["metrics", pid]).output().expect("it starts");
     drop(child.stdin.take());
     child.wait().expect("it ends");
+    let served = &kit::json(&machine)["tenure"]["launcher"]["malloc_served"];
+    assert!(served.is_u64(), "{served}");
     let (code, out, errors) = parts(&found);
     assert_eq!(code, Some(0), "{out}{errors}");
     assert!(out.contains("tenure ") && out.contains("  launcher   "), "{out}");

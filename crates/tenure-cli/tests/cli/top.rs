@@ -51,11 +51,18 @@ fn plain_text_has_the_program_s_figures_and_rates() {
 }
 
 #[test]
+fn a_process_that_is_not_there_is_an_error() {
+    let (code, out, errors) = parts(&top(&["-b", "-n", "1", "--pid", "4194305"]).output().unwrap());
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert_eq!(errors, "tenure: there is no process 4194305\n");
+}
+
+#[test]
 fn without_a_terminal_it_says_what_to_do() {
     let done = top(&[]).output().unwrap();
     assert_eq!(done.status.code(), Some(2));
     assert!(text(&done.stderr).contains("--batch"), "{}", text(&done.stderr));
-    for wrong in [&["-d", "0"][..], &["-n", "0"], &["--sort", "colour"]] {
+    for wrong in [&["-d", "0"][..], &["-n", "0"], &["--sort", "colour"], &["--sort", "history"]] {
         assert_eq!(top(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
     }
 }

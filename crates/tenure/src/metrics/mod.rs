@@ -6,12 +6,31 @@
 //! assert!(text.ends_with("# EOF\n"));
 //! ```
 //!
+//! [`render`] has the sums over the process. The statistics of a cache are the program's to add, with
+//! a label of its choice:
+//!
+//! ```
+//! use tenure::metrics::Metrics;
+//!
+//! let pages = tenure::Cache::<String>::new()?;
+//! let mut metrics = Metrics::new();
+//! metrics.add(&[], &tenure::stats());
+//! metrics.add_cache(&[("cache", "pages")], &pages.stats());
+//! assert!(metrics.render().contains("tenure_cache_hits_total{cache=\"pages\"} 0"));
+//! # Ok::<(), tenure::Error>(())
+//! ```
+//!
 //! Serve the text as [`CONTENT_TYPE`]. A program that renders metrics of its own takes out the last
 //! line, `# EOF`, and appends its own. Names begin with `tenure_`, counters end in `_total`, and
 //! units are bytes and seconds.
 
+use crate::cache::CacheStats;
+use crate::shared::SharedCacheStats;
 use crate::stats::{stats, Stats};
-use std::fmt::Write;
+use family::{escaped, Family, Format, Metric};
+
+mod caches;
+mod family;
 
 /// The content type of the text that [`render`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -37,8 +56,7 @@ pub fn render() -> String {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    /// The labels as text, and the statistics that they tell apart.
-    entries: Vec<(String, Stats)>,
+    families: Vec<Family>,
 }
 
 impl Metrics {
@@ -48,10 +66,66 @@ impl Metrics {
     }
 
     /// Adds statistics with these labels. Each name is a letter or `_`, then letters, digits or
-    /// `_`; any value is allowed. No two entries have the same labels.
+    /// `_`; any value is allowed. No two calls with statistics of one kind have the same labels.
     pub fn add(&mut self, labels: &[(&str, &str)], stats: &Stats) {
-        let labels = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
-        self.entries.push((labels.collect::<Vec<_>>().join(","), *stats));
+        each(stats, &mut |metric| self.put(labels, metric));
+    }
+
+    /// Adds the statistics of a cache: hits, misses, purged values, memory. Give each cache of the
+    /// program another label.
+    ///
+    /// ```
+    /// let cache = tenure::Cache::<u64>::new()?;
+    /// let mut metrics = tenure::metrics::Metrics::new();
+    /// metrics.add_cache(&[("cache", "thumbnails")], &cache.stats());
+    /// assert!(metrics.render().contains("tenure_cache_misses_total{cache=\"thumbnails\"} 0"));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn add_cache(&mut self, labels: &[(&str, &str)], stats: &CacheStats) {
+        caches::each(stats, &mut |metric| self.put(labels, metric));
+    }
+
+    /// Adds the statistics of a cache that processes share. Hits and misses are this process's own;
+    /// the other figures are the same in every process that has the cache open.
+    ///
+    /// ```
+    /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
+    /// let mut metrics = tenure::metrics::Metrics::new();
+    /// metrics.add_shared_cache(&[("cache", "blocks")], &cache.stats());
+    /// assert!(metrics.render().contains("tenure_shared_cache_hits_total{cache=\"blocks\"} 0"));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn add_shared_cache(&mut self, labels: &[(&str, &str)], stats: &SharedCacheStats) {
+        caches::each_shared(stats, &mut |metric| self.put(labels, metric));
+    }
+
+    /// Adds a figure of the program's own that can rise and fall. A name that ends in `_bytes` or
+    /// `_seconds` has that unit.
+    ///
+    /// ```
+    /// let mut metrics = tenure::metrics::Metrics::new();
+    /// metrics.add_gauge(&[("queue", "in")], "jobs", "Jobs that wait.", 3.0);
+    /// assert!(metrics.render().ends_with("jobs{queue=\"in\"} 3\n# EOF\n"));
+    /// ```
+    pub fn add_gauge(&mut self, labels: &[(&str, &str)], name: &str, help: &str, value: f64) {
+        self.put(labels, Metric::gauge(name, help, value));
+    }
+
+    fn put(&mut self, labels: &[(&str, &str)], metric: Metric) {
+        let mut text: Vec<String> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        text.extend(metric.state.map(|state| format!("state=\"{state}\"")));
+        let known = self.families.iter().position(|family| family.name == metric.name);
+        let place = known.unwrap_or_else(|| {
+            self.families.push(Family {
+                name: metric.name,
+                help: metric.help,
+                is_counter: metric.is_counter,
+                samples: Vec::new(),
+            });
+            self.families.len() - 1
+        });
+        self.families[place].samples.push((text.join(","), metric.value));
     }
 
     /// Returns the text, with `# EOF` at its end.
@@ -71,84 +145,19 @@ impl Metrics {
     }
 
     fn families(&self, format: Format) -> String {
-        let mut families: Vec<Family> = Vec::new();
-        for (labels, stats) in &self.entries {
-            each(stats, &mut |metric| {
-                let known = families.iter().position(|family| family.name == metric.name);
-                let place = known.unwrap_or_else(|| {
-                    families.push(Family::begin(&metric, format));
-                    families.len() - 1
-                });
-                families[place].add(&metric, labels);
-            });
-        }
         let mut text = String::new();
-        for family in families {
-            text += &family.text;
+        for family in &self.families {
+            family.render(format, &mut text);
         }
         text
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Format {
-    OpenMetrics,
-    Prometheus,
-}
-
-/// One value of a metric.
-struct Metric {
-    name: String,
-    help: String,
-    is_counter: bool,
-    unit: &'static str,
-    /// A label that the metric has beside those of its entry.
-    state: Option<&'static str>,
-    value: String,
-}
-
-struct Family {
-    name: String,
-    text: String,
-}
-
-impl Family {
-    fn begin(metric: &Metric, format: Format) -> Family {
-        // In the older format the name of a counter includes `_total`, and there are no units.
-        let is_older = format == Format::Prometheus;
-        let suffix = if is_older && metric.is_counter { "_total" } else { "" };
-        let name = format!("{}{suffix}", metric.name);
-        let kind = if metric.is_counter { "counter" } else { "gauge" };
-        let mut text = format!("# TYPE {name} {kind}\n");
-        if !metric.unit.is_empty() && !is_older {
-            let _ = writeln!(text, "# UNIT {name} {}", metric.unit);
-        }
-        let _ = writeln!(text, "# HELP {name} {}", escaped(&metric.help));
-        Family { name: metric.name.clone(), text }
-    }
-
-    fn add(&mut self, metric: &Metric, labels: &str) {
-        let suffix = if metric.is_counter { "_total" } else { "" };
-        let state = metric.state.map(|state| format!("state=\"{state}\""));
-        let all = [labels, state.as_deref().unwrap_or("")];
-        let all: Vec<&str> = all.into_iter().filter(|some| !some.is_empty()).collect();
-        let labels = if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(",")) };
-        let _ = writeln!(self.text, "{}{suffix}{labels} {}", self.name, metric.value);
-    }
-}
-
 /// Calls `each` with all metrics. The metrics of one family follow one another.
 fn each(stats: &Stats, each: &mut dyn FnMut(Metric)) {
-    let mut gauge = |name: &str, help: &str, unit, values: &[(Option<&'static str>, u64)]| {
+    let mut gauge = |name: &str, help: &str, values: &[(Option<&'static str>, u64)]| {
         for (state, value) in values {
-            each(Metric {
-                name: format!("tenure_{name}"),
-                help: help.to_owned(),
-                is_counter: false,
-                unit,
-                state: *state,
-                value: value.to_string(),
-            });
+            each(Metric { state: *state, ..Metric::gauge(name, help, *value as f64) });
         }
     };
     let ranges = [
@@ -156,56 +165,36 @@ fn each(stats: &Stats, each: &mut dyn FnMut(Metric)) {
         (Some("marked"), stats.marked),
         (Some("offered"), stats.offered),
     ];
-    gauge("ranges", "Tracked ranges now, by state.", "", &ranges);
+    gauge("tenure_ranges", "Tracked ranges now, by state.", &ranges);
     let bytes = [
         (Some("pinned"), stats.pinned_bytes),
         (Some("marked"), stats.marked_bytes),
         (Some("offered"), stats.offered_bytes),
     ];
-    gauge("memory_bytes", "Bytes of tracked ranges now, by state.", "bytes", &bytes);
+    gauge("tenure_memory_bytes", "Bytes of tracked ranges now, by state.", &bytes);
     let long = "Bytes of ranges that the same pin has had for long: 15 s by default.";
-    gauge("pinned_long_bytes", long, "bytes", &[(None, stats.pinned_long_bytes)]);
-    gauge(
-        "retiring_mappings",
-        "Retired mappings that wait to be torn down.",
-        "",
-        &[(None, stats.retiring)],
-    );
+    gauge("tenure_pinned_long_bytes", long, &[(None, stats.pinned_long_bytes)]);
+    let waiting = "Retired mappings that wait to be torn down.";
+    gauge("tenure_retiring_mappings", waiting, &[(None, stats.retiring)]);
     let retiring = "Bytes of address space of retired mappings that wait to be torn down.";
-    gauge("retiring_bytes", retiring, "bytes", &[(None, stats.retiring_bytes)]);
+    gauge("tenure_retiring_bytes", retiring, &[(None, stats.retiring_bytes)]);
     let pool = [
         (Some("in_use"), stats.pool_in_use_bytes),
         (Some("warm"), stats.pool_warm_bytes),
         (Some("offered"), stats.pool_offered_bytes),
     ];
-    gauge("pool_memory_bytes", "Bytes of the pool now, by state.", "bytes", &pool);
+    gauge("tenure_pool_memory_bytes", "Bytes of the pool now, by state.", &pool);
     stats.total.each(|name, help, value| {
         let help = help.trim();
-        if let Some(name) = name.strip_suffix("_ns") {
-            each(Metric {
-                name: format!("tenure_{name}_seconds"),
-                help: help.replace(" in nanoseconds", ""),
-                is_counter: false,
-                unit: "seconds",
-                state: None,
-                value: format!("{}", value as f64 / 1e9),
-            });
-            return;
-        }
-        let unit = if name.ends_with("_bytes") { "bytes" } else { "" };
-        each(Metric {
-            name: format!("tenure_{name}"),
-            help: help.to_owned(),
-            is_counter: true,
-            unit,
-            state: None,
-            value: value.to_string(),
+        each(match name.strip_suffix("_ns") {
+            Some(name) => Metric::gauge(
+                &format!("tenure_{name}_seconds"),
+                &help.replace(" in nanoseconds", ""),
+                value as f64 / 1e9,
+            ),
+            None => Metric::counter(&format!("tenure_{name}"), help, value),
         });
     });
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
