@@ -105,7 +105,7 @@ fn make(bytes: &[u8], length: usize, seals: i32) -> OwnedFd {
     fd
 }
 
-/// 65,536 chunks of one page for 1,024 processes have 132 MiB of records. The kernel charges a page of
+/// 65,536 chunks of one page for 1,024 processes have 256 MiB of records. The kernel charges a page of
 /// records that is read to the process that reads it.
 #[test]
 fn a_file_of_few_bytes_that_claims_many_chunks_takes_few_bytes() {

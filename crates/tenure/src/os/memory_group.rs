@@ -2,6 +2,7 @@
 
 use super::mounts;
 use super::small_file::{bytes, kib_of};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) fn governing_group() -> Option<MemoryGroup> {
     let cgroup = match bytes("/proc/self/cgroup") {
         Ok(cgroup) => cgroup,
         // The kernel has no cgroups.
-        Err(_) if Path::new("/proc/self/stat").exists() => return None,
+        Err(Errno::NOENT) if Path::new("/proc/self/stat").exists() => return None,
         Err(_) => return Some(MemoryGroup::unseen(true)),
     };
     let mounts = mounts::table().unwrap_or_default();
@@ -94,6 +95,13 @@ impl MemoryGroup {
     /// Returns whether the group's files cannot be seen.
     pub fn is_unseen(&self) -> bool {
         self.path.as_os_str().is_empty()
+    }
+
+    /// Returns the group and those above it. Returns none if the group is unseen: an empty path would
+    /// lead to files of the working directory.
+    pub fn levels(&self) -> impl Iterator<Item = &Path> {
+        let seen = !self.is_unseen();
+        self.path.ancestors().take_while(move |path| seen && path.starts_with(&self.root))
     }
 }
 

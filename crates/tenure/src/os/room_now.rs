@@ -4,6 +4,7 @@
 
 use super::memory_group::MemoryGroup;
 use super::small_file::{number, number_after, number_of, read};
+use rustix::io::Errno;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -55,20 +56,15 @@ impl Files {
 
     pub fn of(group: Option<&MemoryGroup>) -> Files {
         let Some(group) = group else { return Files::none() };
-        let mut levels = Vec::new();
-        for path in group.path.ancestors() {
-            levels.extend(Level::of(path, group.v2));
-            if path == group.root {
-                break;
-            }
-        }
+        let levels = group.levels().filter_map(|path| Level::of(path, group.v2)).collect();
         Files { levels, unseen: group.is_unseen() }
     }
 
     pub fn read(&self) -> RoomNow {
         let mut group = if self.unseen { UNSEEN } else { NO_LIMIT };
         for level in &self.levels {
-            if let Some(room) = level.read() {
+            // Not known now, for example because the process may open no more files.
+            if let Some(room) = level.read().unwrap_or(Some(UNSEEN)) {
                 group.limit = group.limit.min(room.limit);
                 group.free = group.free.min(room.free);
             }
@@ -97,17 +93,23 @@ impl Level {
         })
     }
 
-    fn limit(&self) -> Option<u64> {
-        // "max" does not parse, and v1 writes "no limit" as a number near 2^63.
-        let limits = self.limits.iter().filter_map(|path| number_in(path));
-        limits.min().filter(|limit| *limit < 1 << 60)
+    /// Returns the limit. `None`: there is none.
+    fn limit(&self) -> Result<Option<u64>, Errno> {
+        let mut limit = u64::MAX;
+        for path in &self.limits {
+            // "max" does not parse, and v1 writes "no limit" as a number near 2^63.
+            limit = limit.min(number_in(path)?.unwrap_or(u64::MAX));
+        }
+        Ok((limit < 1 << 60).then_some(limit))
     }
 
-    fn read(&self) -> Option<Room> {
-        let limit = self.limit()?;
-        let usage = number_in(&self.usage)?;
+    /// Returns the room that this level leaves. `None`: it has no limit.
+    fn read(&self) -> Result<Option<Room>, Errno> {
+        let (Some(limit), Some(usage)) = (self.limit()?, number_in(&self.usage)?) else {
+            return Ok(None);
+        };
         let inactive = number_of(&self.stat, self.inactive).unwrap_or(0);
-        Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) })
+        Ok(Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) }))
     }
 }
 
@@ -139,7 +141,7 @@ pub(crate) fn room(group: Option<&MemoryGroup>) -> Room {
 /// Returns a file that identifies the smallest limit above this process.
 pub(crate) fn governing_file(group: Option<&MemoryGroup>) -> PathBuf {
     let files = Files::of(group);
-    let levels = files.levels.iter().filter_map(|level| Some((level.limit()?, &level.stat)));
+    let levels = files.levels.iter().filter_map(|level| Some((level.limit().ok()??, &level.stat)));
     let smallest = levels.min_by_key(|(limit, _)| *limit);
     match smallest.filter(|(limit, _)| *limit < machine().limit) {
         Some((_, stat)) => PathBuf::from(OsStr::from_bytes(stat.to_bytes())),
@@ -165,9 +167,14 @@ pub(crate) fn commit_is_limited() -> bool {
     read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.starts_with('2'))
 }
 
-fn number_in(path: &CStr) -> Option<u64> {
+/// `None`: there is no such file, or no number in it.
+fn number_in(path: &CStr) -> Result<Option<u64>, Errno> {
     let mut buffer = [0u8; 32];
-    number(read(path, &mut buffer).ok()?)
+    match read(path, &mut buffer) {
+        Ok(text) => Ok(number(text)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
 }
 
 #[cfg(test)]
@@ -191,5 +198,6 @@ mod tests {
         assert!(resident > 1 << 20 && resident < room.limit);
         let unseen = find_group(b"0::/\n", b"30 20 0:26 / /nowhere rw - tmpfs none rw\n").unwrap();
         assert!(super::room(Some(&unseen)).free <= UNSEEN.free);
+        assert!(Files::of(Some(&unseen)).levels.is_empty(), "of the working directory");
     }
 }

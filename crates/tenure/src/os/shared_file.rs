@@ -157,18 +157,28 @@ impl SharedFile {
     }
 
     /// Calls `each` with the parts of a range that have memory, in whole pages. A read of the other
-    /// parts through a mapping would find zeros, and take memory for them. If the file does not
-    /// tell, its whole range counts.
-    pub fn each_part_there(&self, range: Range<u64>, mut each: impl FnMut(Range<u64>)) {
-        let Ok(own) = self.reopen() else { return each(range) };
-        let begin_after = |at| match seek(&own, SeekFrom::Data(at)) {
-            Ok(begin) => begin,
+    /// parts through a mapping would find zeros, and take memory for them.
+    ///
+    /// # Errors
+    /// The file cannot be opened anew, so where it has memory is not known. `each` was not called.
+    pub fn each_part_there(
+        &self,
+        range: Range<u64>,
+        mut each: impl FnMut(Range<u64>),
+    ) -> Result<(), Errno> {
+        let own = self.reopen()?;
+        // If another thread has put a file of its own under the number, what that one has does not
+        // count.
+        let answer = |answer, otherwise| match answer {
+            _ if !own.is_open() => otherwise,
+            Ok(at) => at,
             Err(Errno::NXIO) => range.end,
-            Err(_) => at,
+            Err(_) => otherwise,
         };
+        let begin_after = |at| answer(seek(&own, SeekFrom::Data(at)), at);
         let mut begin = begin_after(range.start);
         while begin < range.end {
-            let end = seek(&own, SeekFrom::Hole(begin)).unwrap_or(range.end);
+            let end = answer(seek(&own, SeekFrom::Hole(begin)), range.end);
             // Another process may make the hole meanwhile.
             let end = end.clamp(begin + 1, range.end);
             // Before `each`, which may take memory for what follows its part.
@@ -176,6 +186,7 @@ impl SharedFile {
             each(begin..end);
             begin = next;
         }
+        Ok(())
     }
 
     /// Writes to a part of the file. The part is in memory afterwards.
@@ -212,6 +223,9 @@ impl SharedFile {
     /// Opens a file description of its own for this call, through `/proc`. `EBADF`: the program has
     /// closed the descriptor.
     fn reopen(&self) -> Result<Brief, Errno> {
+        if self.number() < 0 {
+            return Err(Errno::BADF);
+        }
         // The program's table is the main thread's, because the background thread has one of its
         // own. If the main thread has ended, the calling thread's table is used.
         let open = |directory: &[u8]| {

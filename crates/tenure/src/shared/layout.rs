@@ -7,9 +7,11 @@ use crate::os;
 use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// "tenure" and the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x03");
 /// The largest number of processes. Their flags fit the page of facts.
 pub(super) const MOST_SLOTS: u32 = 1024;
+/// The largest number of chunks. A fork looks at the private count of each: 0.1 s for so many.
+const MOST_CHUNKS: usize = 1 << 22;
 const FLAGS_AT: usize = 1024;
 
 /// The facts with a fixed place in their page. The sizes are read once, when the file is opened.
@@ -117,9 +119,15 @@ impl Shape {
             return bad(why, "pass the number of processes that may have it open at a time");
         }
         let data = len.div_ceil(chunk) * chunk;
-        // A record has cache lines of its own.
-        let record = (PINS_AT + 2 * slots as usize).next_multiple_of(64);
-        Ok(Shape { data, chunk, chunks: data / chunk, slots, record, asked: 0, refilled: false })
+        let chunks = len.div_ceil(chunk);
+        if chunks > MOST_CHUNKS {
+            let why = format!("{len} bytes are {chunks} chunks of {chunk} bytes");
+            return bad(why, "take larger chunks: there may be 4,194,304");
+        }
+        // A record has cache lines of its own, and none lies in two pages: a read of a record that
+        // has memory takes no more.
+        let record = (PINS_AT + 2 * slots as usize).next_power_of_two().max(64);
+        Ok(Shape { data, chunk, chunks, slots, record, asked: 0, refilled: false })
     }
 
     /// Returns the bytes of the records, in whole pages.
@@ -206,9 +214,14 @@ mod tests {
         let shape = Shape::new("test", 100_000, 1 << 16, 56).unwrap();
         assert_eq!((shape.data, shape.chunks, shape.record), (1 << 17, 2, 128));
         assert_eq!(shape.file() as usize, (1 << 17) + 2 * os::page_size());
-        for (len, chunk, slots) in
-            [(0, 1 << 16, 1), (1, 3 << 16, 1), (1, 1 << 9, 1), (1, 1 << 16, 0), (1, 1 << 16, 2000)]
-        {
+        for (len, chunk, slots) in [
+            (0, 1 << 16, 1),
+            (1 << 45, 1 << 16, 1),
+            (1, 3 << 16, 1),
+            (1, 1 << 9, 1),
+            (1, 1 << 16, 0),
+            (1, 1 << 16, 2000),
+        ] {
             assert_eq!(Shape::new("test", len, chunk, slots).unwrap_err().errno(), libc::EINVAL);
         }
     }

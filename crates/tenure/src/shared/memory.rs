@@ -221,18 +221,27 @@ impl Memory {
     /// pinned them. A file of few bytes can claim so many chunks that to read all their records would
     /// take more memory than this process may have.
     pub fn each_recorded(&self, mut each: impl FnMut(usize)) {
+        if self.try_each_recorded(&mut each).is_err() {
+            (0..self.shape.chunks).for_each(each);
+        }
+    }
+
+    /// As [`each_recorded`](Self::each_recorded).
+    ///
+    /// # Errors
+    /// The file does not tell. `each` was not called.
+    fn try_each_recorded(&self, each: &mut impl FnMut(usize)) -> std::result::Result<(), Errno> {
         if self.has_few_records() {
-            return (0..self.shape.chunks).for_each(each);
+            (0..self.shape.chunks).for_each(each);
+            return Ok(());
         }
         let first = self.shape.data as u64;
-        let mut next = 0;
         self.file.each_part_there(first..first + self.shape.records() as u64, |part| {
+            // No record lies in two pages, and so in two parts.
             let number = |at: u64| (at - first) as usize / self.shape.record;
             let end = (number(part.end - 1) + 1).min(self.shape.chunks);
-            // A record may lie in two parts.
-            (number(part.start).max(next)..end).for_each(&mut each);
-            next = end;
-        });
+            (number(part.start)..end).for_each(&mut *each);
+        })
     }
 
     /// Returns the byte of [`kept`](super::kept) for a chunk.
@@ -348,11 +357,12 @@ impl Memory {
         place.store(flags, Ordering::SeqCst);
     }
 
-    /// Removes what this process leaves in its slot, at its end. If the program has closed the
-    /// descriptor, another process does that, or the next one in the slot: without a descriptor the
-    /// records that have memory cannot be found.
+    /// Removes what this process leaves in its slot, at its end. If the records that have memory
+    /// cannot be found, because the program has closed the descriptor, another process does that, or
+    /// the next one in the slot.
     pub fn leave(&self, number: u32) {
-        match self.file.is_open() || self.has_few_records() {
+        let is_known = self.try_each_recorded(&mut |_| ()).is_ok();
+        match is_known {
             true => self.clear(number, 0, false),
             false => self.flags()[number as usize].store(slot::LEFT, Ordering::SeqCst),
         }

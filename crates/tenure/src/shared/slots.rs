@@ -9,15 +9,19 @@ use super::inherit::Inheritance;
 use super::layout::slot;
 use super::memory::Memory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
 use crate::os::shared_file::LifeLock;
+use crate::os::signal::Blocked;
 use crate::runtime::fork;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
 
 pub(super) struct Slots {
     /// The slot's number, or [`NONE`].
     own: AtomicU32,
+    /// The process whose slot it is.
+    process: AtomicU64,
     /// A child without a slot is being made: this slot keeps what the child inherits.
     keeps: AtomicBool,
     /// Such a child may live. The slot is not given back, and neither are the pins that the child
@@ -51,6 +55,7 @@ impl Slots {
     pub fn new() -> Slots {
         Slots {
             own: AtomicU32::new(NONE),
+            process: AtomicU64::new(0),
             keeps: AtomicBool::new(false),
             kept: AtomicBool::new(false),
             kept_for_good: AtomicBool::new(false),
@@ -77,17 +82,27 @@ impl Slots {
         // SAFETY: only this thread has the region yet, or this is the only thread of a child.
         unsafe { (*self.lives.get()).own = Some(life) };
         self.own.store(number, Ordering::Release);
+        self.process.store(generation::current(), Ordering::Relaxed);
         Ok(())
     }
 
     /// Gives the slot back, at the region's end.
     pub fn leave(&self, memory: &Memory) {
+        // A handler's child that went on here would remove what a later process has in the slot.
+        let _blocked = Blocked::all();
         let own = self.own.swap(NONE, Ordering::AcqRel);
+        // SAFETY: only the caller has the region.
+        let lives = unsafe { &mut *self.lives.get() };
+        if self.process.load(Ordering::Relaxed) != generation::current() {
+            // A child of a handler that forked when the region was listed no more. Its parent's lock
+            // is not mapped here.
+            std::mem::forget(lives.own.take());
+            return;
+        }
         if own != NONE && !self.kept.load(Ordering::Relaxed) {
             memory.leave(own);
         }
-        // SAFETY: only the caller has the region.
-        unsafe { (*self.lives.get()).own = None };
+        lives.own = None;
     }
 
     /// Returns this process's number. First it notices a fork whose handlers did not run: the child
@@ -232,6 +247,7 @@ impl Slots {
     pub fn in_child(&self, memory: &Memory, missed: bool) {
         // SAFETY: a child has one thread.
         let lives = unsafe { &mut *self.lives.get() };
+        self.process.store(generation::current(), Ordering::Relaxed);
         self.inheritance.end();
         if missed {
             // Its parent's lock is not mapped here.

@@ -492,6 +492,25 @@ fn a_worker_may_be_killed_at_any_moment() {
     });
 }
 
+/// The limit of its memory cannot be read then, and it must not count as unlimited.
+#[test]
+fn a_process_that_may_open_no_more_files_is_not_killed_for_its_chunks() {
+    let done = promised_within(this_test!(), 256 << 20, || {
+        let shared = SharedVolatile::builder(1 << 30).chunk_size(64 << 10).build().unwrap();
+        let mut limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
+        // SAFETY: reads and writes a local structure, and is about this process alone.
+        unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+            limit.rlim_cur = 3;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        }
+        for chunk in 0..shared.chunks() {
+            assert_eq!(shared.get_or_make(chunk, |bytes| bytes.fill(7)).unwrap()[9], 7);
+        }
+    });
+    tenure_testkit::or_skip!(done);
+}
+
 #[cfg(target_arch = "x86_64")]
 mod stepped {
     use super::*;
@@ -588,6 +607,36 @@ mod stepped {
                 // Some had made it already.
                 cache.remove(&key).unwrap();
                 assert_eq!(&*cache.get_or_insert_with(&key, || key).unwrap(), &key);
+            }
+        });
+    }
+
+    /// A child continues to drop the memory when another has its parent's place.
+    #[test]
+    fn a_handler_may_fork_at_any_instruction_of_a_drop() {
+        promised(this_test!(), || {
+            let kept = SharedVolatile::builder(4 << 16).chunk_size(1 << 16).processes(1000);
+            let kept = kept.build().unwrap();
+            // SAFETY: only this program has the file.
+            let open = || unsafe {
+                SharedVolatile::open(kept.as_fd().try_clone_to_owned().unwrap()).unwrap()
+            };
+            for round in 0..60 {
+                drop(kept.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
+                let other = open();
+                stepping::begin(Stepping { each: 0, stride: 1009, raw: false });
+                stepping::hold_children();
+                stepping::stepped(|| drop(other));
+                if stepping::in_child() {
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(0) };
+                }
+                let next = open();
+                let pin = next.read(0).unwrap().unwrap();
+                stepping::let_children_go();
+                assert_eq!(kept.purge_now(0..1).unwrap(), 0, "from under a pin, round {round}");
+                // A dead child's place may stay for a moment.
+                assert!(kept.stats().processes >= 2 && pin[100] == 7, "round {round}");
             }
         });
     }
