@@ -227,7 +227,7 @@ impl Space {
         let filled = victim.filled.load(Ordering::Acquire);
         if victim.is_shared() {
             let target = self.lists.lock().growth.target();
-            self.policy.follow(target, victim.life.values(), filled);
+            self.policy.follow(target, victim.life.values(), filled, false);
         }
         let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
         let mut stays = false;
@@ -238,7 +238,7 @@ impl Space {
             let cost = self.policy.cost(need);
             let cause = self.cause(victim, at, head);
             if keeps && place.uses() >= cost && cause == RemovalCause::Evicted {
-                let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
+                let left = if is_protected { self.policy.left(place.uses(), cost) } else { 0 };
                 if !victim.is_shared() {
                     // The value has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));

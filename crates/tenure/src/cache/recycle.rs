@@ -98,11 +98,18 @@ impl Space {
             return;
         }
         lists.grown_to = lists.footprint;
-        if self.policy.is_full(lists.probation.bytes(), lists.growth.target()) {
+        let target = lists.growth.target();
+        if self.policy.is_full(lists.probation.bytes(), target) {
             if let Some(segment) = lists.probation.pop(&self.segments) {
                 segment.set_protected(true);
                 lists.close(&self.segments, segment);
             }
+        }
+        let newest = lists.probation.last().or(lists.protected.last()).map(|number| self.segments.must(number));
+        drop(lists);
+        if let Some(newest) = newest.filter(|newest| newest.is_shared()) {
+            let filled = newest.filled.load(Ordering::Acquire);
+            self.policy.follow(target, newest.life.values(), filled, true);
         }
     }
 
