@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
 
 use super::lanes::Filling;
-use super::segment::{map, Segment, SEGMENT};
+use super::segment::{map, Segment};
 use super::space::{all_held, no_memory, Index, Space};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,9 @@ use std::time::Instant;
 
 /// How many draining segments each pass checks.
 const DRAIN: usize = 32;
-/// The cache keeps used values while it empties this many segments for a new one.
-const KEEP: usize = 8;
+/// The cache keeps used values while it empties this many segments for a new one, or for a large
+/// value.
+pub(super) const KEEP: usize = 8;
 
 impl Space {
     /// Returns the next segment to fill, pinned. Some values may have moved into it already.
@@ -105,7 +106,11 @@ impl Space {
                 lists.close(&self.segments, segment);
             }
         }
-        let newest = lists.probation.last().or(lists.protected.last()).map(|number| self.segments.must(number));
+        let newest = lists
+            .probation
+            .last()
+            .or(lists.protected.last())
+            .map(|number| self.segments.must(number));
         drop(lists);
         if let Some(newest) = newest.filter(|newest| newest.is_shared()) {
             let filled = newest.filled.load(Ordering::Acquire);
@@ -143,7 +148,8 @@ impl Space {
             return Ok(None);
         }
         // Counted before the memory is there, so that other threads do not take the same room.
-        lists.footprint += SEGMENT as u64;
+        let size = self.segments.size;
+        lists.footprint += size as u64;
         let bare = lists.bare.pop(&self.segments);
         drop(lists);
         let segment = match bare {
@@ -151,14 +157,14 @@ impl Space {
                 segment.reset();
                 Ok(segment)
             }
-            None => map(SEGMENT).and_then(|mapping| {
+            None => map(size).and_then(|mapping| {
                 let segment = self.segments.make()?;
-                segment.provide(mapping);
+                segment.provide(mapping, true);
                 Ok(segment)
             }),
         };
         if segment.is_err() {
-            self.counted_off(SEGMENT as u64);
+            self.counted_off(size as u64);
         }
         segment.map(Some)
     }
@@ -190,9 +196,8 @@ impl Space {
         lists.grown_to = lists.grown_to.min(footprint);
     }
 
-    /// Gives one segment's memory back: an empty segment's, or the oldest one's. Returns `false` if
-    /// there is none.
-    pub(super) fn give_up_one(&self, index: &dyn Index) -> bool {
+    /// Gives the memory of one empty segment back. Returns `false` if there is none.
+    pub(super) fn give_up_empty(&self) -> bool {
         let mut lists = self.lists.lock();
         if let Some(segment) = lists.free.pop(&self.segments) {
             segment.range.pin();
@@ -201,7 +206,13 @@ impl Space {
             return true;
         }
         drop(lists);
-        if self.give_up_spare() {
+        self.give_up_spare()
+    }
+
+    /// Gives one segment's memory back: an empty segment's, or the oldest one's. Returns `false` if
+    /// there is none.
+    pub(super) fn give_up_one(&self, index: &dyn Index) -> bool {
+        if self.give_up_empty() {
             return true;
         }
         let Some(victim) = self.victim() else { return false };

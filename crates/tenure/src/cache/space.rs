@@ -21,7 +21,8 @@ use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
 use super::policy::Policy;
-use super::segment::{map, Kept, Segment, Segments, SEGMENT};
+use super::recycle::KEEP;
+use super::segment::{map, size_for, Kept, Segment, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
@@ -29,9 +30,6 @@ use crate::runtime::turn::Mine;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
-
-/// Longer values have a segment of their own.
-pub(super) const LARGE: usize = SEGMENT / 4;
 
 /// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {
@@ -112,9 +110,9 @@ impl Space {
         priority: u8,
         lifetimes: Lifetimes,
     ) -> Space {
-        let floor = (lanes as u64 + 2) * SEGMENT as u64;
+        let size = size_for(ceiling);
         Space {
-            segments: Segments::new(cache, priority),
+            segments: Segments::new(cache, priority, size),
             counts: SpaceCounts::default(),
             policy: Policy::new(),
             lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
@@ -131,7 +129,7 @@ impl Space {
                     draining: List::new(Name::Draining),
                     footprint: 0,
                     grown_to: 0,
-                    growth: Growth::new(floor, ceiling),
+                    growth: Growth::new(lanes, ceiling, size),
                     hand: None,
                     sampled: 0,
                 },
@@ -146,6 +144,11 @@ impl Space {
     /// Returns the bytes before a value's own bytes. `ends`: including its times.
     pub fn head(&self, ends: bool) -> usize {
         HEADER + if ends { self.lifetimes.bytes() } else { 0 }
+    }
+
+    /// Returns the most bytes that a value takes in a shared segment. Longer ones have their own.
+    pub fn longest(&self) -> usize {
+        self.segments.size / 4
     }
 
     /// Returns the bytes that a value takes in a segment, with its header.
@@ -229,7 +232,7 @@ impl Space {
     ) -> Result<Room<'_>> {
         let _inside = Inside::begin();
         let need = self.need(head);
-        if need > LARGE {
+        if need > self.longest() {
             return self.large(index, head);
         }
         let lane = self.lane(lane);
@@ -330,9 +333,6 @@ impl Space {
     /// no list.
     fn open_large(&self, index: &dyn Index, need: usize, len: u32) -> Result<&Segment> {
         let capacity = need.next_multiple_of(crate::os::page_size());
-        // A capacity of exactly one shared segment would look like a shared segment.
-        let capacity =
-            if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
         // A spare segment usually has another size: without this they would add up.
         self.give_up_spare();
         let now = Instant::now();
@@ -347,7 +347,7 @@ impl Space {
             return Err(too_large(len, most));
         }
         self.tidy(index, now);
-        let mut last = false;
+        let (mut last, mut tries) = (false, 0);
         let mut lists = loop {
             let mut lists = self.lists.lock();
             let footprint = lists.footprint;
@@ -358,7 +358,10 @@ impl Space {
             if last {
                 return Err(too_large(len, most));
             }
-            last = !self.give_up_one(index);
+            if !self.give_up_empty() {
+                last = !self.evict(index, tries < KEEP);
+                tries += 1;
+            }
         };
         // Counted before the memory is there, so that other threads leave room for it.
         lists.footprint += capacity as u64;
@@ -367,7 +370,7 @@ impl Space {
         let provided = bare.map_or_else(|| self.segments.make(), Ok);
         let provided = provided.and_then(|segment| match map(capacity) {
             Ok(mapping) => {
-                segment.provide(mapping);
+                segment.provide(mapping, false);
                 Ok(segment)
             }
             Err(error) => {

@@ -22,7 +22,11 @@ pub(super) struct Settings {
 impl Settings {
     /// Returns the uses that are left to a protected value after it moved.
     pub fn left(self, uses: u32, cost: u32) -> u32 {
-        if self.forgets { 0 } else { uses.saturating_sub(cost) }
+        if self.forgets {
+            0
+        } else {
+            uses.saturating_sub(cost)
+        }
     }
 }
 
@@ -34,7 +38,7 @@ const fn with(probation: u64, memory: u16, forgets: bool) -> Settings {
 pub(super) const SETTINGS: [Settings; 6] = [
     with(20, 0, false),
     with(20, 1, false),
-    with(30, 7, false),
+    with(20, 7, false),
     with(100, 11, false),
     with(300, 7, false),
     with(800, 7, true),
