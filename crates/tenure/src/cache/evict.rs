@@ -179,8 +179,7 @@ impl Space {
         // Each try takes one segment out of its list. If there is no memory for any, the loop ends.
         for _ in 0..8 {
             let mut lists = self.lists.lock();
-            let new = lists.probation.bytes();
-            let is_full = self.policy.is_full(new, lists.growth.target());
+            let is_full = self.has_full_probation(&lists);
             let segment = match is_full || lists.protected.len() == 0 {
                 true => self.oldest(&lists.probation).or_else(|| self.oldest(&lists.protected)),
                 false => self.oldest(&lists.protected).or_else(|| self.oldest(&lists.probation)),
@@ -197,6 +196,13 @@ impl Space {
             }
         }
         None
+    }
+
+    /// Returns whether new values have more than their part. The open segment, which is half full
+    /// on average, counts.
+    pub(super) fn has_full_probation(&self, lists: &Lists) -> bool {
+        let bytes = lists.probation.bytes() + self.segments.size as u64 / 2;
+        self.policy.is_full(bytes, lists.growth.target())
     }
 
     /// Returns an unpinned empty segment near the old end of a list, or the oldest unpinned one.

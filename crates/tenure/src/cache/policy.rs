@@ -10,6 +10,7 @@
 #![allow(unsafe_code, reason = "one thread at a time has the trials")]
 
 use super::ghosts::Ghosts;
+use super::place::MOST_USES;
 use super::trials::{self, Settings, Size, Trials, SETTINGS, START, VALUES};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -68,6 +69,13 @@ impl Policy {
     #[inline]
     pub fn samples(&self, hash: u32) -> bool {
         mixed(hash) < self.sampled_below.load(Ordering::Relaxed)
+    }
+
+    /// As [`Policy::samples`], for a get of a value with this many uses. While the cache grows, every
+    /// trial has all values, so a use matters only as long as it is counted.
+    #[inline]
+    pub fn samples_use(&self, hash: u32, uses: u32) -> bool {
+        self.samples(hash) && (uses < MOST_USES || !self.grows.load(Ordering::Relaxed))
     }
 
     /// Plays a request in the trials, unless another thread does so.

@@ -4,16 +4,13 @@
 
 use super::lanes::Filling;
 use super::segment::{map, Segment};
-use super::space::{all_held, no_memory, Index, Space};
+use super::space::{all_held, no_memory, Index, Space, KEEP};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// How many draining segments each pass checks.
 const DRAIN: usize = 32;
-/// The cache keeps used values while it empties this many segments for a new one, or for a large
-/// value.
-pub(super) const KEEP: usize = 8;
 
 impl Space {
     /// Returns the next segment to fill, pinned. Some values may have moved into it already.
@@ -100,18 +97,15 @@ impl Space {
         }
         lists.grown_to = lists.footprint;
         let target = lists.growth.target();
-        if self.policy.is_full(lists.probation.bytes(), target) {
+        if self.has_full_probation(&lists) {
             if let Some(segment) = lists.probation.pop(&self.segments) {
                 segment.set_protected(true);
                 lists.close(&self.segments, segment);
             }
         }
-        let newest = lists
-            .probation
-            .last()
-            .or(lists.protected.last())
-            .map(|number| self.segments.must(number));
+        let newest = lists.probation.last().or(lists.protected.last());
         drop(lists);
+        let newest = newest.map(|number| self.segments.must(number));
         if let Some(newest) = newest.filter(|newest| newest.is_shared()) {
             let filled = newest.filled.load(Ordering::Acquire);
             self.policy.follow(target, newest.life.values(), filled, true);

@@ -22,10 +22,10 @@ use std::sync::{Arc, OnceLock, Weak};
 /// A segment's size: one huge page, which the kernel takes and gives back as a whole. Those of a
 /// small cache are smaller.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
-/// A cache has at least as many segments. Otherwise a large part of it would be empty: the ends of
-/// the open segments, and the memory that values move to. And probation would be too large.
-const PARTS: u64 = 32;
 const LEAST: usize = SEGMENT / 16;
+/// A cache of fewer segments has smaller ones. Otherwise a large part of it would be empty: the
+/// ends of the open segments, and the memory that values move to. And probation would be too large.
+const PARTS: u64 = 32;
 
 /// Returns the size of the segments of a cache with this ceiling.
 pub(super) fn size_for(ceiling: u64) -> usize {
@@ -496,6 +496,13 @@ impl Drop for Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_cache_has_small_segments() {
+        assert_eq!(size_for(u64::MAX), SEGMENT);
+        assert_eq!((size_for(64 << 20), size_for((64 << 20) - 1)), (SEGMENT, 512 << 10));
+        assert_eq!((size_for(20 << 20), size_for(8 << 20), size_for(0)), (256 << 10, LEAST, LEAST));
+    }
 
     #[test]
     fn numbers_fill_the_chunks_in_order() {

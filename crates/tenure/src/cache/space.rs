@@ -21,7 +21,6 @@ use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
 use super::policy::Policy;
-use super::recycle::KEEP;
 use super::segment::{map, size_for, Kept, Segment, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::budget;
@@ -30,6 +29,10 @@ use crate::runtime::turn::Mine;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
+
+/// The cache keeps used values while it empties this many segments for a new one, or for a large
+/// value.
+pub(super) const KEEP: usize = 8;
 
 /// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {

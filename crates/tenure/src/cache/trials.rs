@@ -38,7 +38,7 @@ const fn with(probation: u64, memory: u16, forgets: bool) -> Settings {
 pub(super) const SETTINGS: [Settings; 6] = [
     with(20, 0, false),
     with(20, 1, false),
-    with(20, 7, false),
+    with(30, 7, false),
     with(100, 11, false),
     with(300, 7, false),
     with(800, 7, true),
@@ -264,8 +264,9 @@ impl Trials {
             return;
         }
         while !grows && self.bytes(trial) + bytes > room && self.evict(trial, room, average) {}
-        // As the cache does while it grows.
-        while grows && self.is_full(trial, room) {
+        // While there is room, the trial protects what probation has no room for.
+        let has_room = |bytes_now: u64| grows || bytes_now + 2 * bytes + room / 64 < room;
+        while self.is_full(trial, room) && has_room(self.bytes(trial)) {
             let first = self.lines[trial][Part::Probation as usize].first;
             self.leave(trial, first);
             self.enter(trial, first, Part::Protected);
