@@ -143,12 +143,12 @@ impl Traffic {
             let mut contestant =
                 Contestant::new(*name, *role, move || self.sample(store.as_ref(), &sequences));
             let goal = match self.work {
-                Work::Get => Some(0.8),
-                Work::Insert => Some(1.0 / 1.1),
+                Work::Get => Some(Goal::SpeedOfBestPeer(0.8)),
+                Work::Insert => Some(Goal::TimesOfBestPeer(1.1)),
                 Work::InsertAfterPause | Work::Mixed => None,
             };
-            if let (Role::Ours, Some(speed)) = (*role, goal) {
-                contestant = contestant.goal(Goal::SpeedOfBestPeer(speed));
+            if let (Role::Ours, Some(goal)) = (*role, goal) {
+                contestant = contestant.goal(goal);
             }
             comparison = comparison.with(contestant);
         }
