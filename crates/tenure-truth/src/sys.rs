@@ -119,6 +119,13 @@ pub fn reap(pid: i32) -> Option<i32> {
     (unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == pid).then_some(status)
 }
 
+/// The children of the calling thread.
+pub fn children() -> Vec<i32> {
+    let path = "/proc/thread-self/children";
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    text.split_ascii_whitespace().map(|pid| pid.parse().expect("a number")).collect()
+}
+
 /// Kills a child of the driver's own.
 pub fn kill(pid: i32) {
     // SAFETY: plain numbers; the callers' own children.

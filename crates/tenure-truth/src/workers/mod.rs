@@ -81,6 +81,12 @@ struct Slot {
     moved: Instant,
 }
 
+/// A child of a worker that was killed. This process is its parent now, and so sees its end.
+struct Orphan {
+    pid: i32,
+    life: u32,
+}
+
 /// A worker that was killed, and whose pin must go.
 struct Dead {
     life: u32,
@@ -95,6 +101,7 @@ struct Master<'a> {
     cache: &'a SharedCache,
     slots: Vec<Slot>,
     dead: Vec<Dead>,
+    orphans: Vec<Orphan>,
     lives: u32,
     rng: Rng,
     kills: u64,
@@ -131,6 +138,7 @@ impl Master<'_> {
             cache: &cache,
             slots: Vec::new(),
             dead: Vec::new(),
+            orphans: Vec::new(),
             lives: 0,
             rng: Rng::new(plan.seed),
             kills: 0,
@@ -139,6 +147,10 @@ impl Master<'_> {
             slowest: Duration::ZERO,
             died: 0,
         };
+        // SAFETY: from now on the orphans of this process's children are its own children.
+        if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } != 0 {
+            return Err(Error::last_os_error().to_string());
+        }
         let good = master.drive();
         let back = master.check_the_end();
         Ok(good && back)
@@ -215,9 +227,18 @@ impl Master<'_> {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        let (end, mut ends) = (Instant::now() + HANGS_AFTER, true);
         while !self.dead.is_empty() {
             std::thread::sleep(Duration::from_millis(5));
             self.look_at_the_dead(Instant::now());
+            if ends && Instant::now() > end {
+                ends = false;
+                for orphan in &self.orphans {
+                    self.board.hangs.fetch_add(1, Ordering::Relaxed);
+                    eprintln!("HANG: process {} does not end", orphan.pid);
+                    send(orphan.pid, libc::SIGKILL);
+                }
+            }
         }
         self.line(begun.elapsed());
         self.good_so_far()
@@ -254,6 +275,7 @@ impl Master<'_> {
         }
         // It has ended now, and not before: without a processor it takes seconds to.
         let at = Instant::now();
+        self.adopt(life);
         self.board.went(life);
         self.kills += 1;
         if self.board.staked[place].load(Ordering::SeqCst) == 1 {
@@ -287,13 +309,38 @@ impl Master<'_> {
         }
     }
 
+    /// Takes over the children that a killed worker has left.
+    fn adopt(&mut self, life: u32) {
+        for pid in sys::children() {
+            let is_worker = self.slots.iter().any(|slot| slot.pid == pid);
+            if !is_worker && self.orphans.iter().all(|orphan| orphan.pid != pid) {
+                self.orphans.push(Orphan { pid, life });
+            }
+        }
+    }
+
+    /// Finds orphans that have ended.
+    fn look_after_orphans(&mut self) {
+        let died = &mut self.died;
+        self.orphans.retain(|orphan| match sys::reap(orphan.pid) {
+            None => true,
+            Some(0) => false,
+            Some(status) => {
+                *died += 1;
+                eprintln!("DIED: process {} ended with status {status:#x}", orphan.pid);
+                false
+            }
+        });
+    }
+
     /// Checks that the pins of dead processes go, by the other processes' normal work.
     fn look_at_the_dead(&mut self, now: Instant) {
-        let (board, memory) = (self.board, &self.memories[1].shared);
+        self.look_after_orphans();
+        let (orphans, memory) = (&self.orphans, &self.memories[1].shared);
         let (stuck, slowest) = (&mut self.stuck, &mut self.slowest);
         self.dead.retain_mut(|dead| {
             // A grandchild has the pin, too, while it lives.
-            if board.living(dead.life).load(Ordering::SeqCst) > 0 {
+            if orphans.iter().any(|orphan| orphan.life == dead.life) {
                 dead.at = now;
                 return true;
             }
