@@ -51,6 +51,7 @@ mod dead;
 mod entry;
 mod evict;
 mod flight;
+mod forgotten;
 mod function;
 mod index;
 mod inherit;

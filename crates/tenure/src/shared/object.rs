@@ -196,7 +196,7 @@ impl SharedVolatile {
         self.region.shape.chunk
     }
 
-    fn check(&self, call: &'static str, chunk: usize) -> Result<()> {
+    pub(super) fn check(&self, call: &'static str, chunk: usize) -> Result<()> {
         if chunk < self.chunks() {
             return Ok(());
         }
@@ -526,64 +526,6 @@ impl SharedVolatile {
     /// open.
     pub fn stats(&self) -> SharedStats {
         SharedStats::of(&self.region)
-    }
-
-    /// Takes away a pin whose guard was given to [`std::mem::forget`], for callers that count their
-    /// pins themselves, as the C library does. If it is the process's last pin and the process
-    /// still makes the chunk, the chunk is gone. Returns `false` if this process does not have the
-    /// chunk pinned.
-    ///
-    /// ```
-    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
-    /// std::mem::forget(shared.get_or_make(0, |_| ())?);
-    /// // SAFETY: the pin above was forgotten, and nothing refers to the bytes.
-    /// assert!(unsafe { shared.unpin(0) }?);
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Safety
-    /// There is such a pin, or no pin at all, and nothing refers to the bytes through it any more.
-    ///
-    /// # Errors
-    /// `EINVAL`: there is no such chunk.
-    pub unsafe fn unpin(&self, chunk: usize) -> Result<bool> {
-        self.check("SharedVolatile::unpin", chunk)?;
-        Ok(self.region.unpin_forgotten(chunk))
-    }
-
-    /// Ends the making of a chunk whose [`Maker`] was given to [`std::mem::forget`]. `made`: the
-    /// bytes are complete. The pin stays. Returns `false` if this process does not make the chunk.
-    ///
-    /// ```
-    /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
-    /// std::mem::forget(shared.pin(0)?);
-    /// // SAFETY: the maker above was forgotten, and nothing refers to the bytes.
-    /// assert!(unsafe { shared.end_making(0, true) }?);
-    /// assert!(shared.read(0)?.is_some());
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Safety
-    /// No [`Maker`] of the chunk lives in this process, and nothing writes to its bytes.
-    ///
-    /// # Errors
-    /// `EINVAL`: there is no such chunk. `EUSERS`: as [`SharedVolatile::pin`].
-    pub unsafe fn end_making(&self, chunk: usize, made: bool) -> Result<bool> {
-        let call = "SharedVolatile::end_making";
-        self.check(call, chunk)?;
-        let own = self.region.slots.own(call)?;
-        let blocked = Blocked::all();
-        let state = self.region.chunk(chunk).load();
-        if state.kind() != super::state::Kind::Making || state.owner() != own {
-            return Ok(false);
-        }
-        if made {
-            self.region.settle(chunk, &blocked, super::state::State::intact);
-        } else {
-            let zero = self.region.discard(chunk, &blocked);
-            self.region.settle(chunk, &blocked, |state| state.purged(true, zero));
-        }
-        Ok(true)
     }
 }
 

@@ -73,6 +73,7 @@ mod shared_heirs;
 mod shared_makers;
 mod shared_overwrite;
 mod shared_refill;
+mod shared_stepped;
 mod truth_of_unmark;
 mod unseen_group;
 mod waits;
