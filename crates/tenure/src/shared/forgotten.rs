@@ -32,8 +32,9 @@ impl SharedVolatile {
         Ok(self.region().unpin_forgotten(chunk))
     }
 
-    /// Ends the making of a chunk whose [`Maker`](super::Maker) was given to [`std::mem::forget`]. `made`: the
-    /// bytes are complete. The pin stays. Returns `false` if this process does not make the chunk.
+    /// Ends the making of a chunk whose [`Maker`](super::Maker) was given to
+    /// [`std::mem::forget`]. `made`: the bytes are complete. The pin stays. Returns `false` if this
+    /// process does not make the chunk.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -45,7 +46,8 @@ impl SharedVolatile {
     /// ```
     ///
     /// # Safety
-    /// No [`Maker`](super::Maker) of the chunk lives in this process, and nothing writes to its bytes.
+    /// No [`Maker`](super::Maker) of the chunk lives in this process, and nothing writes to its
+    /// bytes.
     ///
     /// # Errors
     /// `EINVAL`: there is no such chunk. `EUSERS`: as [`SharedVolatile::pin`].
