@@ -5,7 +5,7 @@ use super::lanes::Filling;
 use super::listener::RemovalCause;
 use super::lists::List;
 use super::place::Place;
-use super::segment::{Segment, Segments, SEGMENT};
+use super::segment::{Segment, Segments};
 use super::space::{Index, Lists, Space};
 use crate::os::pagemap::Pagemap;
 use std::sync::atomic::Ordering;
@@ -148,7 +148,7 @@ impl Space {
         // Held values may keep at most a quarter of the ceiling. Otherwise too little is left to
         // replace.
         let pinned = pinned * lists.closed() as u64 / u64::max(looked, 1);
-        let crowded = lists.growth.is_much_of_ceiling(pinned * SEGMENT as u64);
+        let crowded = lists.growth.is_much_of_ceiling(pinned * self.segments.size as u64);
         self.crowded.store(crowded, Ordering::Relaxed);
         drop(lists);
         let Some(pagemap) = Pagemap::open().ok() else { return };
@@ -179,8 +179,7 @@ impl Space {
         // Each try takes one segment out of its list. If there is no memory for any, the loop ends.
         for _ in 0..8 {
             let mut lists = self.lists.lock();
-            let new = lists.probation.bytes();
-            let is_full = self.policy.is_full(new, lists.growth.target());
+            let is_full = self.has_full_probation(&lists);
             let segment = match is_full || lists.protected.len() == 0 {
                 true => self.oldest(&lists.probation).or_else(|| self.oldest(&lists.protected)),
                 false => self.oldest(&lists.protected).or_else(|| self.oldest(&lists.probation)),
@@ -197,6 +196,13 @@ impl Space {
             }
         }
         None
+    }
+
+    /// Returns whether new values have more than their part. The open segment, which is half full
+    /// on average, counts.
+    pub(super) fn has_full_probation(&self, lists: &Lists) -> bool {
+        let bytes = lists.probation.bytes() + self.segments.size as u64 / 2;
+        self.policy.is_full(bytes, lists.growth.target())
     }
 
     /// Returns an unpinned empty segment near the old end of a list, or the oldest unpinned one.
@@ -227,7 +233,7 @@ impl Space {
         let filled = victim.filled.load(Ordering::Acquire);
         if victim.is_shared() {
             let target = self.lists.lock().growth.target();
-            self.policy.follow(target, victim.life.values(), filled);
+            self.policy.follow(target, victim.life.values(), filled, false);
         }
         let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
         let mut stays = false;
@@ -238,7 +244,7 @@ impl Space {
             let cost = self.policy.cost(need);
             let cause = self.cause(victim, at, head);
             if keeps && place.uses() >= cost && cause == RemovalCause::Evicted {
-                let left = if is_protected { place.uses().saturating_sub(cost) } else { 0 };
+                let left = if is_protected { self.policy.left(place.uses(), cost) } else { 0 };
                 if !victim.is_shared() {
                     // The value has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));

@@ -33,6 +33,10 @@ impl List {
         self.first
     }
 
+    pub fn last(&self) -> Option<u32> {
+        self.last
+    }
+
     /// Returns whether the segment is in this list.
     pub fn has(&self, segment: &Segment) -> bool {
         segment.link.is(self.name)

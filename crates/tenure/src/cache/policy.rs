@@ -10,14 +10,15 @@
 #![allow(unsafe_code, reason = "one thread at a time has the trials")]
 
 use super::ghosts::Ghosts;
-use super::trials::{self, Settings, Trials, SETTINGS, START, VALUES};
+use super::place::MOST_USES;
+use super::trials::{self, Settings, Size, Trials, SETTINGS, START, VALUES};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// See the module's head.
 pub(super) struct Policy {
     /// The policy plays a key in the trials if its mixed hash is below this. 0 before the first
-    /// eviction.
+    /// segment is full.
     sampled_below: AtomicU32,
     /// The number of the settings in use.
     settings: AtomicUsize,
@@ -25,6 +26,8 @@ pub(super) struct Policy {
     average: AtomicU32,
     /// Bytes of the cache, in proportion to the sample: the size of each trial's cache.
     room: AtomicU64,
+    /// The cache has evicted nothing so far.
+    grows: AtomicBool,
     ghosts: Ghosts,
     /// A thread plays a request in the trials, or makes them. Other threads do not wait for it. If
     /// another thread forks meanwhile, the flag stays set in the child: the settings stay as they
@@ -51,6 +54,7 @@ impl Policy {
             settings: AtomicUsize::new(START),
             average: AtomicU32::new(1),
             room: AtomicU64::new(0),
+            grows: AtomicBool::new(true),
             ghosts: Ghosts::new(),
             is_playing: AtomicBool::new(false),
             trials: UnsafeCell::new(None),
@@ -67,15 +71,25 @@ impl Policy {
         mixed(hash) < self.sampled_below.load(Ordering::Relaxed)
     }
 
+    /// As [`Policy::samples`], for a get of a value with this many uses. While the cache grows, every
+    /// trial has all values, so a use matters only as long as it is counted.
+    #[inline]
+    pub fn samples_use(&self, hash: u32, uses: u32) -> bool {
+        self.samples(hash) && (uses < MOST_USES || !self.grows.load(Ordering::Relaxed))
+    }
+
     /// Plays a request in the trials, unless another thread does so.
     #[cold]
     pub fn play(&self, hash: u32, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let (room, average) =
-            (self.room.load(Ordering::Relaxed), self.average.load(Ordering::Relaxed));
+        let size = Size {
+            room: self.room.load(Ordering::Relaxed),
+            average: self.average.load(Ordering::Relaxed),
+            grows: self.grows.load(Ordering::Relaxed),
+        };
         self.with_trials(|trials| {
             if let Some(trials) = trials {
-                let best = trials.request(hash, bytes, room, average);
+                let best = trials.request(hash, bytes, size);
                 self.settings.store(best, Ordering::Relaxed);
             }
         });
@@ -92,11 +106,12 @@ impl Policy {
         self.is_playing.store(false, Ordering::Release);
     }
 
-    /// Prepares an eviction. The cache has `bytes`, and the segment to empty has `values` values in
-    /// `filled` bytes. Allocates; under no lock.
+    /// Prepares an eviction, or follows the cache as it `grows`. The cache has `bytes`. A segment,
+    /// which is to be emptied or was filled just now, has `values` values in `filled` bytes.
+    /// Allocates; under no lock.
     #[cold]
     #[inline(never)]
-    pub fn follow(&self, bytes: u64, values: u32, filled: usize) {
+    pub fn follow(&self, bytes: u64, values: u32, filled: usize, grows: bool) {
         if values > 0 {
             let own = (filled / values as usize).clamp(1, 1 << 30) as u32;
             let average = match self.average.load(Ordering::Relaxed) {
@@ -111,14 +126,17 @@ impl Policy {
             return;
         }
         let values = (bytes / u64::from(average)).max(1);
-        self.ghosts.fit(values, bytes);
+        if !grows {
+            self.ghosts.fit(values, bytes);
+            self.grows.store(false, Ordering::Relaxed);
+        }
         let wanted = (VALUES << 32) / values.max(VALUES + 1);
         let below = u64::from(self.sampled_below.load(Ordering::Relaxed));
         let fits = below > wanted / 2 && below / 2 < wanted;
         if !fits {
             self.with_trials(|trials| {
                 match trials {
-                    Some(trials) => trials.reset(),
+                    Some(trials) => trials.thin(|hash| u64::from(mixed(hash)) < wanted),
                     None => *trials = Trials::new(),
                 }
                 self.sampled_below.store(wanted as u32, Ordering::Relaxed);
@@ -137,6 +155,11 @@ impl Policy {
     /// Returns how many uses keep a value of this length.
     pub fn cost(&self, bytes: usize) -> u32 {
         trials::cost(bytes, self.average.load(Ordering::Relaxed))
+    }
+
+    /// Returns the uses that are left to a protected value of this cost after it moved.
+    pub fn left(&self, uses: u32, cost: u32) -> u32 {
+        self.settings().left(uses, cost)
     }
 
     /// Notes that the cache evicted a value of this hash and length. A protected value leaves no
@@ -169,7 +192,7 @@ mod tests {
         let policy = Policy::new();
         let hashes = || (0..100_000u32).map(|key| key.wrapping_mul(0x85EB_CA6B));
         assert!(!hashes().any(|hash| policy.samples(hash)), "nothing was evicted");
-        policy.follow(100_000 * 500, 1000, 500_000);
+        policy.follow(100_000 * 500, 1000, 500_000, false);
         let sampled = hashes().filter(|hash| policy.samples(*hash)).count() as u64;
         assert!((VALUES / 2..VALUES * 2).contains(&sampled), "{sampled} of 100000");
         assert!(policy.bytes() < 100_000 * 5, "{} bytes", policy.bytes());
@@ -178,11 +201,11 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_thread_that_plays() {
         let policy = Policy::new();
-        policy.follow(1 << 20, 10, 1000);
+        policy.follow(1 << 20, 10, 1000, false);
         policy.is_playing.store(true, Ordering::Relaxed);
         let hash = (0..u32::MAX).find(|hash| policy.samples(*hash)).unwrap();
         policy.play(hash, 100);
-        policy.follow(64 << 20, 10, 1000);
+        policy.follow(64 << 20, 10, 1000, false);
         assert_eq!(policy.settings(), SETTINGS[START]);
     }
 }

@@ -3,16 +3,14 @@
 #![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
 
 use super::lanes::Filling;
-use super::segment::{map, Segment, SEGMENT};
-use super::space::{all_held, no_memory, Index, Space};
+use super::segment::{map, Segment};
+use super::space::{all_held, no_memory, Index, Space, KEEP};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// How many draining segments each pass checks.
 const DRAIN: usize = 32;
-/// The cache keeps used values while it empties this many segments for a new one.
-const KEEP: usize = 8;
 
 /// The memory beyond the cache's size that a segment may take.
 #[derive(Clone, Copy, PartialEq)]
@@ -112,11 +110,19 @@ impl Space {
             return;
         }
         lists.grown_to = lists.footprint;
-        if self.policy.is_full(lists.probation.bytes(), lists.growth.target()) {
+        let target = lists.growth.target();
+        if self.has_full_probation(&lists) {
             if let Some(segment) = lists.probation.pop(&self.segments) {
                 segment.set_protected(true);
                 lists.close(&self.segments, segment);
             }
+        }
+        let newest = lists.probation.last().or(lists.protected.last());
+        drop(lists);
+        let newest = newest.map(|number| self.segments.must(number));
+        if let Some(newest) = newest.filter(|newest| newest.is_shared()) {
+            let filled = newest.filled.load(Ordering::Acquire);
+            self.policy.follow(target, newest.life.values(), filled, true);
         }
     }
 
@@ -145,13 +151,14 @@ impl Space {
             segment.reset();
             return Ok(Some(segment));
         }
+        let size = self.segments.size;
         let has_memory = lists.growth.has_spare(footprint)
-            || beyond == Beyond::Free && lists.growth.may_take(SEGMENT as u64, footprint, true);
+            || beyond == Beyond::Free && lists.growth.may_take(size as u64, footprint, true);
         if !has_memory {
             return Ok(None);
         }
         // Counted before the memory is there, so that other threads do not take the same room.
-        lists.footprint += SEGMENT as u64;
+        lists.footprint += size as u64;
         let bare = lists.bare.pop(&self.segments);
         drop(lists);
         let segment = match bare {
@@ -159,14 +166,14 @@ impl Space {
                 segment.reset();
                 Ok(segment)
             }
-            None => map(SEGMENT).and_then(|mapping| {
+            None => map(size).and_then(|mapping| {
                 let segment = self.segments.make()?;
-                segment.provide(mapping);
+                segment.provide(mapping, true);
                 Ok(segment)
             }),
         };
         if segment.is_err() {
-            self.counted_off(SEGMENT as u64);
+            self.counted_off(size as u64);
         }
         segment.map(Some)
     }
@@ -198,9 +205,8 @@ impl Space {
         lists.grown_to = lists.grown_to.min(footprint);
     }
 
-    /// Gives one segment's memory back: an empty segment's, or the oldest one's. Returns `false` if
-    /// there is none.
-    pub(super) fn give_up_one(&self, index: &dyn Index) -> bool {
+    /// Gives the memory of one empty segment back. Returns `false` if there is none.
+    pub(super) fn give_up_empty(&self) -> bool {
         let mut lists = self.lists.lock();
         if let Some(segment) = lists.free.pop(&self.segments) {
             segment.range.pin();
@@ -209,7 +215,13 @@ impl Space {
             return true;
         }
         drop(lists);
-        if self.give_up_spare() {
+        self.give_up_spare()
+    }
+
+    /// Gives one segment's memory back: an empty segment's, or the oldest one's. Returns `false` if
+    /// there is none.
+    pub(super) fn give_up_one(&self, index: &dyn Index) -> bool {
+        if self.give_up_empty() {
             return true;
         }
         let Some(victim) = self.victim() else { return false };

@@ -19,8 +19,23 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// A segment's size: one huge page, which the kernel takes and gives back as a whole.
+/// A segment's size: one huge page, which the kernel takes and gives back as a whole. Those of a
+/// small cache are smaller.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
+const LEAST: usize = SEGMENT / 16;
+/// A cache of fewer segments has smaller ones. Otherwise a large part of it would be empty: the
+/// ends of the open segments, and the memory that values move to. And probation would be too large.
+const PARTS: u64 = 32;
+
+/// Returns the size of the segments of a cache with this ceiling.
+pub(super) fn size_for(ceiling: u64) -> usize {
+    if ceiling >= PARTS * SEGMENT as u64 {
+        return SEGMENT;
+    }
+    // More parts than are needed: without huge pages nothing speaks for large segments.
+    let size = 1 << (ceiling / (2 * PARTS)).max(1).ilog2();
+    usize::clamp(size, LEAST, SEGMENT)
+}
 
 impl Pins for OwnedRange {
     #[inline]
@@ -52,6 +67,8 @@ pub(super) struct Segment {
     pub is_emptied: AtomicBool,
     /// Whether its values are protected: see [`policy`](super::policy).
     is_protected: AtomicBool,
+    /// Whether it is for many values.
+    is_shared: AtomicBool,
     pub range: OwnedRange,
     pub link: Link,
     /// The next segment that may have lost its last value; see `Space::emptied`.
@@ -82,6 +99,7 @@ impl Segment {
             next_emptied: AtomicU32::new(0),
             is_emptied: AtomicBool::new(false),
             is_protected: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
             base: AtomicUsize::new(0),
             capacity: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
@@ -91,13 +109,15 @@ impl Segment {
         }
     }
 
-    /// Gives memory to a bare segment, which only the caller has pinned.
-    pub fn provide(&self, mapping: Mapping) {
+    /// Gives memory to a bare segment, which only the caller has pinned. `is_shared`: for many
+    /// values.
+    pub fn provide(&self, mapping: Mapping, is_shared: bool) {
         let range = mapping.range();
         // A child may find a mapping here that a thread of the parent had begun to put in.
         drop(self.range.take_mapping());
         self.range.put_mapping(mapping);
         self.reset();
+        self.is_shared.store(is_shared, Ordering::Relaxed);
         self.base.store(range.start, Ordering::Release);
         self.capacity.store(range.len(), Ordering::Release);
     }
@@ -117,7 +137,7 @@ impl Segment {
     /// Returns whether the segment is for many values.
     #[inline]
     pub fn is_shared(&self) -> bool {
-        self.capacity() == SEGMENT
+        self.is_shared.load(Ordering::Relaxed)
     }
 
     /// Forgets which parts were lost, before the segment is filled anew. Only the caller has it
@@ -375,6 +395,8 @@ const CHUNKS: usize = 17;
 pub(super) struct Segments {
     chunks: [AtomicPtr<OnceLock<Segment>>; CHUNKS],
     made: AtomicU32,
+    /// The size of a segment for many values.
+    pub size: usize,
     priority: u8,
     cache: Weak<dyn Kept>,
 }
@@ -390,10 +412,11 @@ fn locate(number: u32) -> (usize, usize) {
 }
 
 impl Segments {
-    pub fn new(cache: Weak<dyn Kept>, priority: u8) -> Segments {
+    pub fn new(cache: Weak<dyn Kept>, priority: u8, size: usize) -> Segments {
         Segments {
             chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
             made: AtomicU32::new(0),
+            size,
             priority,
             cache,
         }
@@ -475,6 +498,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_small_cache_has_small_segments() {
+        assert_eq!(size_for(u64::MAX), SEGMENT);
+        assert_eq!((size_for(64 << 20), size_for((64 << 20) - 1)), (SEGMENT, 512 << 10));
+        assert_eq!((size_for(20 << 20), size_for(8 << 20), size_for(0)), (256 << 10, LEAST, LEAST));
+    }
+
+    #[test]
     fn numbers_fill_the_chunks_in_order() {
         let mut expected = (0, 0);
         for number in 0..10_000 {
@@ -491,7 +521,7 @@ mod tests {
     fn segments_are_listed_in_order() {
         use super::super::lists::{List, Name};
         crate::tracking::ready("test").unwrap();
-        let all = Segments::new(Weak::<()>::new(), 4);
+        let all = Segments::new(Weak::<()>::new(), 4, SEGMENT);
         for _ in 0..5 {
             all.make().unwrap();
         }

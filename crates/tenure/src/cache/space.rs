@@ -21,7 +21,7 @@ use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
 use super::policy::Policy;
-use super::segment::{map, Kept, Segment, Segments, SEGMENT};
+use super::segment::{map, size_for, Kept, Segment, Segments};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::room_now;
 use crate::runtime::budget;
@@ -31,8 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
 
-/// Longer values have a segment of their own.
-pub(super) const LARGE: usize = SEGMENT / 4;
+/// The cache keeps used values while it empties this many segments for a new one, or for a large
+/// value.
+pub(super) const KEEP: usize = 8;
 
 /// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {
@@ -113,9 +114,9 @@ impl Space {
         priority: u8,
         lifetimes: Lifetimes,
     ) -> Space {
-        let floor = (lanes as u64 + 2) * SEGMENT as u64;
+        let size = size_for(ceiling);
         Space {
-            segments: Segments::new(cache, priority),
+            segments: Segments::new(cache, priority, size),
             counts: SpaceCounts::default(),
             policy: Policy::new(),
             lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
@@ -132,7 +133,7 @@ impl Space {
                     draining: List::new(Name::Draining),
                     footprint: 0,
                     grown_to: 0,
-                    growth: Growth::new(floor, ceiling),
+                    growth: Growth::new(lanes, ceiling, size),
                     hand: None,
                     sampled: 0,
                 },
@@ -147,6 +148,11 @@ impl Space {
     /// Returns the bytes before a value's own bytes. `ends`: including its times.
     pub fn head(&self, ends: bool) -> usize {
         HEADER + if ends { self.lifetimes.bytes() } else { 0 }
+    }
+
+    /// Returns the most bytes that a value takes in a shared segment. Longer ones have their own.
+    pub fn longest(&self) -> usize {
+        self.segments.size / 4
     }
 
     /// Returns the bytes that a value takes in a segment, with its header.
@@ -230,7 +236,7 @@ impl Space {
     ) -> Result<Room<'_>> {
         let _inside = Inside::begin();
         let need = self.need(head);
-        if need > LARGE {
+        if need > self.longest() {
             return self.large(index, head);
         }
         let lane = self.lane(lane);
@@ -342,9 +348,6 @@ impl Space {
     /// no list.
     fn open_large(&self, index: &dyn Index, need: usize, len: u32) -> Result<&Segment> {
         let capacity = need.next_multiple_of(crate::os::page_size());
-        // A capacity of exactly one shared segment would look like a shared segment.
-        let capacity =
-            if capacity == SEGMENT { capacity + crate::os::page_size() } else { capacity };
         // A spare segment usually has another size: without this they would add up.
         self.give_up_spare();
         let now = Instant::now();
@@ -359,7 +362,7 @@ impl Space {
             return Err(too_large(len, most));
         }
         self.tidy(index, now);
-        let mut last = false;
+        let (mut last, mut tries) = (false, 0);
         let mut lists = loop {
             let mut lists = self.lists.lock();
             let footprint = lists.footprint;
@@ -370,7 +373,10 @@ impl Space {
             if last {
                 return Err(too_large(len, most));
             }
-            last = !self.give_up_one(index);
+            if !self.give_up_empty() {
+                last = !self.evict(index, tries < KEEP);
+                tries += 1;
+            }
         };
         // Counted before the memory is there, so that other threads leave room for it.
         lists.footprint += capacity as u64;
@@ -379,7 +385,7 @@ impl Space {
         let provided = bare.map_or_else(|| self.segments.make(), Ok);
         let provided = provided.and_then(|segment| match map(capacity) {
             Ok(mapping) => {
-                segment.provide(mapping);
+                segment.provide(mapping, false);
                 Ok(segment)
             }
             Err(error) => {

@@ -114,7 +114,7 @@ impl<K, S> Inner<K, S> {
         if let Some((place, entered)) = found {
             let value = self.read(hash, place, entered, true, &mut Miss::Gone);
             if let Some(value) = &value {
-                if self.space.policy.samples(hash) {
+                if self.space.policy.samples_use(hash, place.uses()) {
                     self.space.policy.play(hash, value.len());
                 }
             }

@@ -14,16 +14,34 @@ pub(super) struct Settings {
     /// How long a ghost brings its value back into the protected part: until this many eighths of
     /// the cache were evicted after the eighth in which the value went.
     pub memory: u16,
+    /// A used value that moves within the protected part loses all its uses, and not only as many
+    /// as it [costs](cost). So what was popular once goes soon.
+    pub forgets: bool,
+}
+
+impl Settings {
+    /// Returns the uses that are left to a protected value after it moved.
+    pub fn left(self, uses: u32, cost: u32) -> u32 {
+        if self.forgets {
+            0
+        } else {
+            uses.saturating_sub(cost)
+        }
+    }
+}
+
+const fn with(probation: u64, memory: u16, forgets: bool) -> Settings {
+    Settings { probation, memory, forgets }
 }
 
 /// From the settings that keep most to those that forget most. The cache begins with [`START`].
 pub(super) const SETTINGS: [Settings; 6] = [
-    Settings { probation: 20, memory: 0 },
-    Settings { probation: 20, memory: 1 },
-    Settings { probation: 30, memory: 7 },
-    Settings { probation: 100, memory: 11 },
-    Settings { probation: 300, memory: 7 },
-    Settings { probation: 700, memory: 7 },
+    with(20, 0, false),
+    with(20, 1, false),
+    with(30, 7, false),
+    with(100, 11, false),
+    with(300, 7, false),
+    with(800, 7, true),
 ];
 pub(super) const START: usize = 2;
 const COUNT: usize = SETTINGS.len();
@@ -42,6 +60,16 @@ const FADING: f32 = 0.99;
 /// How many hits another trial must be ahead, so that chance alone does not change the settings:
 /// 0.2 % of the requests that count.
 const AHEAD: f32 = 0.002 * ROUND as f32 / (1.0 - FADING);
+
+/// The size of each trial's cache.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub room: u64,
+    /// The bytes of a value.
+    pub average: u32,
+    /// The cache has evicted nothing so far. `room` is what it has now, and it takes more.
+    pub grows: bool,
+}
 
 /// Where a key is in one trial.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,50 +130,51 @@ fn filled<T: Clone>(value: T, len: usize) -> Option<Box<[T]>> {
 }
 
 impl Trials {
-    /// Returns `None` if the kernel refused the memory.
+    /// Returns trials with empty caches, or `None` if the kernel refused the memory.
     pub fn new() -> Option<Trials> {
         let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
         let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
-        let mut trials = Trials {
-            nodes: filled(node, NODES)?,
+        let mut nodes = filled(node, NODES)?;
+        for (next, node) in (1..).zip(&mut nodes[..NODES - 1]) {
+            node.next = next;
+        }
+        Some(Trials {
+            nodes,
             chains: filled(NONE, CHAINS)?,
-            free: NONE,
+            free: 0,
             seats: filled(seat, COUNT * NODES)?,
             lines: [[EMPTY; 3]; COUNT],
             hits: [0.0; COUNT],
             requests: 0,
             best: START,
-        };
-        trials.reset();
-        Some(trials)
+        })
     }
 
-    /// Begins again with empty caches. The settings stay.
-    pub fn reset(&mut self) {
-        self.chains.fill(NONE);
-        for (at, node) in self.nodes.iter_mut().enumerate() {
-            let next = if at + 1 < NODES { at as u16 + 1 } else { NONE };
-            *node = Node { hash: 0, bytes: 0, next, known: 0 };
+    /// Forgets the keys that are no longer in the sample.
+    pub fn thin(&mut self, is_sampled: impl Fn(u32) -> bool) {
+        for node in 0..NODES as u16 {
+            if is_sampled(self.nodes[node as usize].hash) {
+                continue;
+            }
+            for trial in 0..COUNT {
+                if self.seats[trial * NODES + node as usize].part != Part::None {
+                    self.leave(trial, node);
+                    self.let_go(node);
+                }
+            }
         }
-        self.free = 0;
-        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
-        self.seats.fill(seat);
-        self.lines = [[EMPTY; 3]; COUNT];
-        self.hits = [0.0; COUNT];
-        self.requests = 0;
     }
 
     pub const BYTES: u64 = (size_of::<Trials>()
         + NODES * (size_of::<Node>() + COUNT * size_of::<Seat>())
         + CHAINS * size_of::<u16>()) as u64;
 
-    /// Plays a request in caches of `room` bytes. `average`: the size of a value. Returns the
-    /// number of the best settings now.
-    pub fn request(&mut self, hash: u32, bytes: u32, room: u64, average: u32) -> usize {
+    /// Plays a request in caches of this size. Returns the number of the best settings now.
+    pub fn request(&mut self, hash: u32, bytes: u32, size: Size) -> usize {
         let Some(node) = self.find_or_make(hash, bytes) else { return self.best };
         self.nodes[node as usize].known += 1;
         for trial in 0..COUNT {
-            self.play(trial, node, room, average);
+            self.play(trial, node, size);
         }
         self.let_go(node);
         self.requests = (self.requests + 1) % ROUND;
@@ -212,7 +241,8 @@ impl Trials {
         self.free = node;
     }
 
-    fn play(&mut self, trial: usize, node: u16, room: u64, average: u32) {
+    fn play(&mut self, trial: usize, node: u16, size: Size) {
+        let Size { room, average, grows } = size;
         let bytes = u64::from(self.nodes[node as usize].bytes);
         let cost = cost(bytes as usize, average);
         let part = self.seats[trial * NODES + node as usize].part;
@@ -233,9 +263,10 @@ impl Trials {
         if bytes > room {
             return;
         }
-        while self.bytes(trial) + bytes > room && self.evict(trial, room, average) {}
+        while !grows && self.bytes(trial) + bytes > room && self.evict(trial, room, average) {}
         // While there is room, the trial protects what probation has no room for.
-        while self.is_full(trial, room) && self.bytes(trial) + 2 * bytes + room / 64 < room {
+        let has_room = |bytes_now: u64| grows || bytes_now + 2 * bytes + room / 64 < room;
+        while self.is_full(trial, room) && has_room(self.bytes(trial)) {
             let first = self.lines[trial][Part::Probation as usize].first;
             self.leave(trial, first);
             self.enter(trial, first, Part::Protected);
@@ -268,7 +299,7 @@ impl Trials {
         let uses = u32::from(self.seats[trial * NODES + node as usize].uses);
         self.leave(trial, node);
         if uses >= cost {
-            let left = if is_new { 0 } else { uses - cost };
+            let left = if is_new { 0 } else { SETTINGS[trial].left(uses, cost) };
             self.seats[trial * NODES + node as usize].uses = left as u8;
             self.enter(trial, node, Part::Protected);
             return true;
@@ -336,11 +367,13 @@ pub(super) fn comes_back(cost: u32) -> bool {
 mod tests {
     use super::*;
 
+    const SIZE: Size = Size { room: 100 * VALUES, average: 100, grows: false };
+
     fn played(requests: impl Iterator<Item = u32>) -> Settings {
         let mut trials = Trials::new().expect("there is memory");
         let mut best = START;
         for key in requests {
-            best = trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
+            best = trials.request(key.wrapping_mul(0x9E37_79B1), 100, SIZE);
         }
         SETTINGS[best]
     }
@@ -358,7 +391,7 @@ mod tests {
     fn keys_that_are_gone_from_all_trials_are_free_again() {
         let mut trials = Trials::new().expect("there is memory");
         for key in 0..100_000u32 {
-            trials.request(key.wrapping_mul(0x9E37_79B1), 100, 100 * VALUES, 100);
+            trials.request(key.wrapping_mul(0x9E37_79B1), 100, SIZE);
         }
         let in_chains = |trials: &Trials| {
             let next = |at: &u16| Some(trials.nodes[*at as usize].next).filter(|at| *at != NONE);
