@@ -179,7 +179,10 @@ impl Space {
         // Each try takes one segment out of its list. If there is no memory for any, the loop ends.
         for _ in 0..8 {
             let mut lists = self.lists.lock();
-            let is_full = self.has_full_probation(&lists);
+            if self.has_full_probation(&lists, 2) {
+                self.let_oldest_pass(&mut lists);
+            }
+            let is_full = self.has_full_probation(&lists, 0);
             let segment = match is_full || lists.protected.len() == 0 {
                 true => self.oldest(&lists.probation).or_else(|| self.oldest(&lists.protected)),
                 false => self.oldest(&lists.protected).or_else(|| self.oldest(&lists.probation)),
@@ -198,11 +201,22 @@ impl Space {
         None
     }
 
-    /// Returns whether new values have more than their part. The open segment, which is half full
-    /// on average, counts.
-    pub(super) fn has_full_probation(&self, lists: &Lists) -> bool {
-        let bytes = lists.probation.bytes() + self.segments.size as u64 / 2;
+    /// Returns whether new values have more than their part, and this many segments more. The open
+    /// segment, which is half full on average, counts.
+    pub(super) fn has_full_probation(&self, lists: &Lists, more: u64) -> bool {
+        let size = self.segments.size as u64;
+        let bytes = (lists.probation.bytes() + size / 2).saturating_sub(more * size);
         self.policy.is_full(bytes, lists.growth.target())
+    }
+
+    /// Protects the oldest values on probation. The cache grows, or other settings give probation
+    /// less. By evictions alone it would not become smaller in a loop, where no value on probation
+    /// is used: each new segment takes the place of an emptied one.
+    pub(super) fn let_oldest_pass(&self, lists: &mut Lists) {
+        if let Some(segment) = lists.probation.pop(&self.segments) {
+            segment.set_protected(true);
+            lists.close(&self.segments, segment);
+        }
     }
 
     /// Returns an unpinned empty segment near the old end of a list, or the oldest unpinned one.
@@ -231,10 +245,8 @@ impl Space {
         }
         let Some(victim) = self.victim() else { return false };
         let filled = victim.filled.load(Ordering::Acquire);
-        if victim.is_shared() {
-            let target = self.lists.lock().growth.target();
-            self.policy.follow(target, victim.life.values(), filled, false);
-        }
+        let target = self.lists.lock().growth.target();
+        self.policy.follow(target, victim.life.values(), filled, false);
         let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
         let mut stays = false;
         self.each_value(victim, |at, head| {
@@ -342,5 +354,31 @@ impl Space {
             each(at, head);
             at += need;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trials::SETTINGS;
+    use crate::Cache;
+
+    #[test]
+    fn probation_becomes_smaller_when_other_settings_ask_for_it() {
+        let cache = Cache::<u64>::builder().ceiling(64 << 20).build().unwrap();
+        let parts = || {
+            let lists = cache.inner.space.lists.lock();
+            (lists.probation.bytes(), lists.protected.bytes())
+        };
+        let value = [7; 40_000];
+        for key in 0..4_000 {
+            cache.inner.space.policy.choose(SETTINGS.len() - 1);
+            cache.insert(key, &value).unwrap();
+        }
+        let (probation, protected) = parts();
+        assert!(probation > 2 * protected, "{probation} and {protected}");
+        // The trials find no hits, so they choose what the cache begins with.
+        (4_000..8_000).for_each(|key| cache.insert(key, &value).unwrap());
+        let (probation, protected) = parts();
+        assert!(probation < protected / 5, "{probation} and {protected}");
     }
 }

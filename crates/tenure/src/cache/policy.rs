@@ -24,6 +24,8 @@ pub(super) struct Policy {
     settings: AtomicUsize,
     /// The bytes that a value takes. 1: not known.
     average: AtomicU32,
+    /// The bytes and values of the segments that `average` comes from, two `f32`.
+    seen: AtomicU64,
     /// Bytes of the cache, in proportion to the sample: the size of each trial's cache.
     room: AtomicU64,
     /// The cache has evicted nothing so far.
@@ -53,6 +55,7 @@ impl Policy {
             sampled_below: AtomicU32::new(0),
             settings: AtomicUsize::new(START),
             average: AtomicU32::new(1),
+            seen: AtomicU64::new(0),
             room: AtomicU64::new(0),
             grows: AtomicBool::new(true),
             ghosts: Ghosts::new(),
@@ -113,12 +116,7 @@ impl Policy {
     #[inline(never)]
     pub fn follow(&self, bytes: u64, values: u32, filled: usize, grows: bool) {
         if values > 0 {
-            let own = (filled / values as usize).clamp(1, 1 << 30) as u32;
-            let average = match self.average.load(Ordering::Relaxed) {
-                1 => own,
-                before => before - before / 8 + own / 8,
-            };
-            self.average.store(average.max(2), Ordering::Relaxed);
+            self.see(values, filled, bytes);
         }
         let average = self.average.load(Ordering::Relaxed);
         if average == 1 {
@@ -145,6 +143,25 @@ impl Policy {
         let below = u64::from(self.sampled_below.load(Ordering::Relaxed));
         let room = (u128::from(bytes) * u128::from(below)) >> 32;
         self.room.store(room as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a segment in the average. Segments count less by and by, as the cache replaces all
+    /// its bytes: a few large values, each in a segment of its own, must not look like all values.
+    fn see(&self, values: u32, filled: usize, bytes: u64) {
+        let (values, filled) = (values as f32, filled as f32);
+        let stays = 1.0 - (filled / bytes.max(1) as f32).min(1.0);
+        let pack = |[bytes, values]: [f32; 2]| {
+            u64::from(bytes.to_bits()) << 32 | u64::from(values.to_bits())
+        };
+        let unpack = |seen: u64| [f32::from_bits((seen >> 32) as u32), f32::from_bits(seen as u32)];
+        let add = |seen: u64| {
+            let [bytes, before] = unpack(seen);
+            Some(pack([bytes * stays + filled, before * stays + values]))
+        };
+        let _ = self.seen.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let [bytes, values] = unpack(self.seen.load(Ordering::Relaxed));
+        let average = (bytes / values).clamp(2.0, (1 << 30) as f32);
+        self.average.store(average as u32, Ordering::Relaxed);
     }
 
     /// Returns whether probation has more than its part: `bytes` of the cache's `all`.
@@ -174,6 +191,12 @@ impl Policy {
     /// Returns whether a new value of this hash and length is protected at once.
     pub fn comes_back(&self, hash: u32, bytes: usize) -> bool {
         self.ghosts.take(hash, self.settings().memory) && trials::comes_back(self.cost(bytes))
+    }
+
+    /// Takes other settings until the trials choose.
+    #[cfg(test)]
+    pub fn choose(&self, settings: usize) {
+        self.settings.store(settings, Ordering::Relaxed);
     }
 
     /// Returns the bytes that the policy takes.

@@ -104,23 +104,19 @@ impl Space {
     }
 
     /// Protects values that do not fit into probation while the cache grows.
-    fn let_pass(&self) {
+    pub(super) fn let_pass(&self) {
         let mut lists = self.lists.lock();
         if lists.footprint <= lists.grown_to {
             return;
         }
         lists.grown_to = lists.footprint;
         let target = lists.growth.target();
-        if self.has_full_probation(&lists) {
-            if let Some(segment) = lists.probation.pop(&self.segments) {
-                segment.set_protected(true);
-                lists.close(&self.segments, segment);
-            }
+        if self.has_full_probation(&lists, 0) {
+            self.let_oldest_pass(&mut lists);
         }
         let newest = lists.probation.last().or(lists.protected.last());
         drop(lists);
-        let newest = newest.map(|number| self.segments.must(number));
-        if let Some(newest) = newest.filter(|newest| newest.is_shared()) {
+        if let Some(newest) = newest.map(|number| self.segments.must(number)) {
             let filled = newest.filled.load(Ordering::Acquire);
             self.policy.follow(target, newest.life.values(), filled, true);
         }

@@ -236,13 +236,13 @@ impl Space {
     ) -> Result<Room<'_>> {
         let _inside = Inside::begin();
         let need = self.need(head);
+        if self.policy.samples(head.hash) {
+            self.policy.play(head.hash, need);
+        }
         if need > self.longest() {
             return self.large(index, head);
         }
         let lane = self.lane(lane);
-        if self.policy.samples(head.hash) {
-            self.policy.play(head.hash, need);
-        }
         let mut evicted = false;
         let mut to = lane;
         if self.policy.comes_back(head.hash, need) {
@@ -339,7 +339,7 @@ impl Space {
         let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
         let place = self.fill(&filling, head);
         segment.filled.store(need, Ordering::Release);
-        segment.set_protected(false);
+        segment.set_protected(self.policy.comes_back(head.hash, need));
         self.lists.lock().close(&self.segments, segment);
         Ok(Room { segment, place, at: self.head(true), evicted: true })
     }
@@ -382,6 +382,9 @@ impl Space {
         lists.footprint += capacity as u64;
         let bare = lists.unmapped.pop(&self.segments);
         drop(lists);
+        if tries == 0 {
+            self.let_pass();
+        }
         let provided = bare.map_or_else(|| self.segments.make(), Ok);
         let provided = provided.and_then(|segment| match map(capacity) {
             Ok(mapping) => {
