@@ -524,7 +524,7 @@ pub unsafe extern "C" fn tenure_shared_wait(
         // SAFETY: this call has forgotten both pins. It takes one back, and the caller keeps the
         // other.
         unsafe { shared.unpin(chunk)? };
-        Ok(c_int::from(state != TENURE_SHARED_INTACT))
+        Ok(c_int::from(is_to_make(state)))
     })
 }
 

@@ -489,8 +489,9 @@ impl Drop for Maker<'_> {
 }
 
 impl<'a> BeingMade<'a> {
-    /// Waits until the chunk is made. If its maker has died or given up, the caller gets the right
-    /// to make it.
+    /// Waits until the chunk is made. If its maker has died or given up, one waiter gets the right
+    /// to make it, and the others wait for that one: this never returns
+    /// [`BeingMade`](SharedPin::BeingMade).
     ///
     /// ```
     /// use tenure::shared::{SharedPin, SharedVolatile};
@@ -517,7 +518,11 @@ impl<'a> BeingMade<'a> {
             let state = region.chunk(chunk).load();
             let waits = matches!(state.kind(), Kind::Making | Kind::Purging);
             if !waits || state.owner() >= region.shape.slots {
-                return SharedPin::take(call, region, chunk);
+                match SharedPin::take(call, region, chunk)? {
+                    // Another waiter has taken the right since the look.
+                    SharedPin::BeingMade(other) => drop(other),
+                    found => return Ok(found),
+                }
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 let why = format!("chunk {chunk} is still being made");

@@ -6,7 +6,7 @@ use crate::shared_cache::endless_maker;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tenure::shared::{SharedCache, SharedPin, SharedVolatile};
 use tenure_testkit::{sweep, this_test};
@@ -286,6 +286,40 @@ fn a_dead_makers_flight_goes_while_its_chunk_is_looked_at() {
         // The first chunk's state: checked, by this process.
         killed_maker(&cache, || file.write_all_at(&[5], 64 << 20).unwrap());
         is_made(&cache);
+    });
+}
+
+/// The maker gives up, and all waiters wake. Some of them find a new maker.
+#[test]
+fn one_of_several_waiters_gets_the_right_and_the_others_go_on_waiting() {
+    promised(this_test!(), || {
+        for _ in 0..sweep(400, 4000) {
+            let shared = SharedVolatile::builder(1 << 16).chunk_size(1 << 16).build().unwrap();
+            let SharedPin::ToMake(maker) = shared.pin(0).unwrap() else { panic!() };
+            let (waiting, makers) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let wait = || {
+                let SharedPin::BeingMade(other) = shared.pin(0).unwrap() else { panic!() };
+                waiting.fetch_add(1, Ordering::Relaxed);
+                match other.wait(None).unwrap() {
+                    SharedPin::Intact(chunk) => assert!(chunk.iter().all(|byte| *byte == 7)),
+                    SharedPin::ToMake(mut maker) => {
+                        makers.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        maker.fill(7);
+                        drop(maker.finish().unwrap());
+                    }
+                    SharedPin::BeingMade(_) => panic!("it waits no longer"),
+                }
+            };
+            std::thread::scope(|scope| {
+                (0..6).for_each(|_| _ = scope.spawn(wait));
+                while waiting.load(Ordering::Relaxed) < 6 {
+                    std::thread::yield_now();
+                }
+                drop(maker);
+            });
+            assert_eq!(makers.load(Ordering::Relaxed), 1);
+        }
     });
 }
 
