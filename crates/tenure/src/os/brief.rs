@@ -116,10 +116,21 @@ pub(crate) fn open_for_facts(path: impl Arg) -> Result<Brief, Errno> {
 }
 
 /// Opens, through `/proc`, a file description of its own for a file that the program has open, to
-/// read and write it. Fails if it is no longer that `file`.
+/// read and write it. Fails if it is no longer that `file`: then it opens nothing, because a second
+/// description of a pipe would keep its reader waiting.
 pub(super) fn open_anew(path: &CStr, file: File) -> Result<Brief, Errno> {
+    let there = || stat(path).map(|stat| (stat.st_dev, stat.st_ino));
+    if there()? != file {
+        return Err(Errno::BADF);
+    }
     let open = || open_file(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    open_by(open, |_, opened| opened == file)
+    // If the path has come to lead to another file just now, that one is closed here.
+    let opened = open_by(open, |_, opened| opened == file || there() == Ok(opened))?;
+    if opened.file == file {
+        Ok(opened)
+    } else {
+        Err(Errno::BADF)
+    }
 }
 
 /// Opens, through `/proc`, a file description of its own for a file that the program has open, and

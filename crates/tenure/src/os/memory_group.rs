@@ -2,6 +2,7 @@
 
 use super::mounts;
 use super::small_file::{bytes, kib_of};
+use super::tid;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,10 +26,14 @@ pub(crate) fn own_group() -> Option<MemoryGroup> {
     governing_group().filter(|group| !group.is_unseen())
 }
 
-/// Finds the memory cgroup from `/proc/self/cgroup` and `/proc/self/mountinfo`. It may be
+/// Finds the memory cgroup from `/proc/self/cgroup` and the mounts. It may be
 /// [unseen](MemoryGroup::is_unseen), as without `/proc`. `None`: there is none.
 pub(crate) fn governing_group() -> Option<MemoryGroup> {
-    let cgroup = match bytes("/proc/self/cgroup") {
+    let own = match tid::main_has_ended() {
+        true => "/proc/thread-self/cgroup",
+        false => "/proc/self/cgroup",
+    };
+    let cgroup = match bytes(own) {
         Ok(cgroup) => cgroup,
         // The kernel has no cgroups.
         Err(Errno::NOENT) if Path::new("/proc/self/stat").exists() => return None,

@@ -1,25 +1,19 @@
-//! A file of memory that processes share (`memfd`): makes it, finds it again, and finds out whether
-//! a process that uses it is alive.
-//!
-//! A process shows that it is alive by a lock on one byte, which belongs to an open file
-//! description of its own. A mapping of one page holds that description. So the kernel ends the
-//! lock when the process's memory ends, and not before. The program may close every descriptor. A
-//! process that is killed at any instruction counts as dead once its lock is gone.
+//! A file of memory that processes share (`memfd`): makes it, maps it, and finds it again.
 
 use super::brief::{self, Brief, File};
-use super::errno::last_errno;
 use super::files::memfd;
-use super::{advise, page_size, raw_map, reserve};
+use super::own_table::this_thread_has_own_table;
+use super::{advise, raw_map, tid};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use rustix::process::{getrlimit, Resource};
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, OsString};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::Duration;
 
 /// A descriptor of the file, at a high number, which programs rarely hand out. The program may
 /// still close it, so each use checks whether it is still that file.
@@ -31,12 +25,6 @@ pub(crate) struct SharedFile {
     /// The number belongs to the program, so this type does not close it.
     borrowed: AtomicBool,
 }
-
-/// The offset of the bytes whose locks show which processes are alive. A locked byte need not
-/// exist.
-const LIVES: i64 = 1 << 61;
-/// So many bytes belong to each process number.
-const ALL: i64 = 2;
 
 impl SharedFile {
     /// Makes a file that no process can make shorter or longer, nor seal against writing.
@@ -90,23 +78,29 @@ impl SharedFile {
         self.file == file
     }
 
-    /// Returns whether the program has it open under the number. It looks at the main thread's
-    /// table, because the background thread has one of its own.
+    /// Returns whether the program has it open under the number.
     pub fn is_the_programs(&self) -> bool {
-        let path = number_path(b"/proc/self/fd/", self.number());
-        let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
-        stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
+        let is_it = |stat: Stat| (stat.st_dev, stat.st_ino) == self.file;
+        let look = |directory: &[u8]| {
+            stat(path_of(&number_path(directory, self.number())))
+                .and_then(|stat| is_it(stat).then_some(()).ok_or(Errno::BADF))
+        };
+        in_the_programs_table(look).is_ok()
     }
 
     /// The program has closed the number. Looks for another descriptor of the file in its table,
     /// and takes that from now on. `false`: there is none.
     pub fn find_again(&self) -> bool {
-        let Ok(numbers) = std::fs::read_dir("/proc/self/fd") else { return false };
-        let number = numbers.flatten().find_map(|entry| {
-            let stat = stat(entry.path()).ok()?;
-            let is_it = (stat.st_dev, stat.st_ino) == self.file;
-            is_it.then(|| entry.file_name().to_str()?.parse().ok())?
-        });
+        let look = |directory: &[u8]| {
+            let numbers = std::fs::read_dir(OsStr::from_bytes(directory));
+            let number = numbers.into_iter().flatten().flatten().find_map(|entry| {
+                let stat = stat(entry.path()).ok()?;
+                let is_it = (stat.st_dev, stat.st_ino) == self.file;
+                is_it.then(|| entry.file_name().to_str()?.parse().ok())?
+            });
+            number.ok_or(Errno::BADF)
+        };
+        let number = in_the_programs_table(look).ok();
         if let Some(number) = number {
             self.number.store(number, Ordering::Release);
         }
@@ -191,11 +185,17 @@ impl SharedFile {
 
     /// Writes to a part of the file. The part is in memory afterwards.
     ///
-    /// `EBADF`: the program has closed the descriptor.
+    /// `EBADF`: the program has closed the descriptor. `EFBIG`: `RLIMIT_FSIZE` (`ulimit -f`) is below
+    /// the end.
     pub fn write(&self, mut offset: u64, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
             if !self.is_open() {
                 return Err(Errno::BADF);
+            }
+            // The kernel would end the program with SIGXFSZ.
+            let end = offset + bytes.len() as u64;
+            if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < end) {
+                return Err(Errno::FBIG);
             }
             match rustix::io::pwrite(self, bytes, offset) {
                 Ok(0) => return Err(Errno::NOMEM),
@@ -208,81 +208,45 @@ impl SharedFile {
     }
 
     /// Maps a part of the file at an address that the caller has reserved, in place of the
-    /// reservation.
+    /// reservation. The mapping takes no memory, even if the program locks all its mappings.
     ///
     /// # Safety
     /// Nothing refers to `place`.
     pub unsafe fn map_over(&self, place: PageRange, offset: u64, write: bool) -> Result<(), Errno> {
         let access = if write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let (flags, offset) = (libc::MAP_SHARED | libc::MAP_FIXED, offset as i64);
+        let (start, len, fd) = (place.start, place.len(), self.number());
         // SAFETY: the caller promises that nothing refers to the place.
-        unsafe { raw_map::map(place.start, place.len(), access, flags, self.number(), offset) }?;
-        Ok(())
+        unsafe { raw_map::map(start, len, libc::PROT_NONE, flags, fd, offset) }?;
+        // Under mlockall(MCL_FUTURE) the kernel makes a new mapping resident, unless it has no
+        // access, and a locked one when it gets access.
+        // SAFETY: the call changes no contents.
+        unsafe { libc::munlock(start as *mut libc::c_void, len) };
+        // SAFETY: the mapping was made above, and access is only added.
+        unsafe { raw_map::protect(place, access) }.map_err(|errno| {
+            let sealed = fcntl_get_seals(self).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+            // As the kernel says for a mapping that may be written from the beginning.
+            if errno == Errno::ACCESS && sealed {
+                return Errno::PERM;
+            }
+            errno
+        })
     }
 
     /// Opens a file description of its own for this call, through `/proc`. `EBADF`: the program has
     /// closed the descriptor.
-    fn reopen(&self) -> Result<Brief, Errno> {
+    pub(super) fn reopen(&self) -> Result<Brief, Errno> {
         if self.number() < 0 {
             return Err(Errno::BADF);
         }
-        // The program's table is the main thread's, because the background thread has one of its
-        // own. If the main thread has ended, the calling thread's table is used.
-        let open = |directory: &[u8]| {
-            let path = number_path(directory, self.number());
-            let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
-            brief::open_anew(path, self.file)
-        };
-        let opened = open(b"/proc/self/fd/").or_else(|_| open(b"/proc/thread-self/fd/"));
+        let opened = in_the_programs_table(|directory| {
+            brief::open_anew(path_of(&number_path(directory, self.number())), self.file)
+        });
         opened.map_err(|errno| match errno {
             // So the error is not taken for a missing /proc.
             Errno::NOENT if !self.is_open() => Errno::BADF,
             errno => errno,
         })
-    }
-
-    /// Runs `act` in the place of the process that had the lock, if it is dead. No other process
-    /// takes the lock meanwhile, or runs `act`. A second caller waits until the first one has
-    /// finished, 100 milliseconds at most. `None`: that process is alive.
-    pub fn in_place_of<R>(&self, number: u32, act: impl FnOnce() -> R) -> Result<Option<R>, Errno> {
-        let own = self.reopen()?;
-        let mut tries = 0;
-        while !set(&own, number, libc::F_WRLCK, Bytes::All)? {
-            match holder(&own, number, Bytes::All)? {
-                Holder::Nobody if tries < LONGEST_BURIAL => {}
-                Holder::LooksAfter if tries < LONGEST_BURIAL => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                _ => return Ok(None),
-            }
-            tries += 1;
-        }
-        let done = act();
-        // A child that was made meanwhile may have the description, too.
-        set(&own, number, libc::F_UNLCK, Bytes::All)?;
-        Ok(Some(done))
-    }
-
-    /// Runs `act` in the place of a dead process whose heirs may be alive. No other process takes
-    /// the number meanwhile, or runs `act`. `None`: that process is alive, or another process does
-    /// so just now.
-    pub fn in_place_of_parent<R>(
-        &self,
-        number: u32,
-        act: impl FnOnce() -> R,
-    ) -> Result<Option<R>, Errno> {
-        let own = self.reopen()?;
-        if !set(&own, number, libc::F_WRLCK, Bytes::Life)? {
-            return Ok(None);
-        }
-        let done = act();
-        set(&own, number, libc::F_UNLCK, Bytes::Life)?;
-        Ok(Some(done))
-    }
-
-    /// Returns whether heirs of a number are alive.
-    pub fn has_heirs(&self, number: u32) -> Result<bool, Errno> {
-        Ok(holder(&self.reopen()?, number, Bytes::Heirs)? != Holder::Nobody)
     }
 }
 
@@ -315,13 +279,35 @@ fn is_file(number: RawFd, file: File) -> bool {
 pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Errno> {
     let file = file_of(fd)?;
     let path = number_path(b"/proc/thread-self/fd/", fd.as_raw_fd());
-    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
-    brief::open_to_keep(path, file, write)
+    brief::open_to_keep(path_of(&path), file, write)
 }
 
-/// Makes a path from the directory, at most 21 bytes, and the number, with a zero at the end.
-fn number_path(directory: &[u8], number: RawFd) -> [u8; 34] {
-    let mut path = [0; 34];
+/// Calls `look` with the directory of the program's descriptors, with a `/` at its end.
+///
+/// tenure's own threads have descriptor tables of their own. For them the program's table is the
+/// main thread's, or, if the main thread has ended, that of another thread.
+fn in_the_programs_table<R>(mut look: impl FnMut(&[u8]) -> Result<R, Errno>) -> Result<R, Errno> {
+    if !this_thread_has_own_table() {
+        return look(b"/proc/thread-self/fd/").or_else(|_| look(b"/proc/self/fd/"));
+    }
+    let found = look(b"/proc/self/fd/");
+    if found.is_ok() || !tid::main_has_ended() {
+        return found;
+    }
+    let own = tid::own().to_string();
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let others = threads.map(|thread| thread.file_name()).filter(|name| **name != *own);
+    let directory = |name: OsString| [b"/proc/self/task/", name.as_bytes(), b"/fd/"].concat();
+    others.map(directory).find_map(|directory| look(&directory).ok()).map_or(found, Ok)
+}
+
+fn path_of(path: &[u8]) -> &CStr {
+    CStr::from_bytes_until_nul(path).unwrap_or_default()
+}
+
+/// Makes a path from the directory, at most 31 bytes, and the number, with a zero at the end.
+fn number_path(directory: &[u8], number: RawFd) -> [u8; 44] {
+    let mut path = [0; 44];
     path[..directory.len()].copy_from_slice(directory);
     write_number(&mut path[directory.len()..], number);
     path
@@ -338,152 +324,6 @@ fn write_number(text: &mut [u8], number: RawFd) {
     for digit in text[..len].iter_mut().rev() {
         *digit = b'0' + (left % 10) as u8;
         left /= 10;
-    }
-}
-
-/// Which of a number's two bytes a process locks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Bytes {
-    /// The first byte: locked by the process that has the number, or in its place while its heirs
-    /// are alive.
-    Life,
-    /// The second byte: locked for reading by children that have no number, in their parent's
-    /// place.
-    Heirs,
-    /// Both bytes: locked by a process that cleans up after a dead process and its heirs, and at
-    /// first by a process that takes the number.
-    All,
-}
-
-fn lock_of(number: u32, kind: libc::c_int, bytes: Bytes) -> libc::flock {
-    let (first, len) = match bytes {
-        Bytes::Life => (0, 1),
-        Bytes::Heirs => (1, 1),
-        Bytes::All => (0, ALL),
-    };
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: LIVES + ALL * i64::from(number) + first,
-        l_len: len,
-        l_pid: 0,
-    }
-}
-
-/// Sets or ends a lock. `false`: another description has it.
-fn set(own: &Brief, number: u32, kind: libc::c_int, bytes: Bytes) -> Result<bool, Errno> {
-    let lock = lock_of(number, kind, bytes);
-    // SAFETY: the kernel reads a local structure of the layout that it defines.
-    match unsafe { libc::fcntl(own.number(), libc::F_OFD_SETLK, &raw const lock) } {
-        0 => Ok(true),
-        _ => match last_errno() {
-            Errno::AGAIN | Errno::ACCESS => Ok(false),
-            errno => Err(errno),
-        },
-    }
-}
-
-/// The kind of process that has locks of a number.
-#[derive(PartialEq, Eq)]
-enum Holder {
-    Nobody,
-    /// A process that has the number, or heirs of it.
-    Lives,
-    /// A process that cleans up after a dead one.
-    LooksAfter,
-}
-
-fn holder(own: &Brief, number: u32, bytes: Bytes) -> Result<Holder, Errno> {
-    let mut lock = lock_of(number, libc::F_WRLCK, bytes);
-    // SAFETY: the kernel reads and writes a local structure of the layout that it defines.
-    let done = unsafe { libc::fcntl(own.number(), libc::F_OFD_GETLK, &raw mut lock) };
-    match (done, lock.l_type == libc::F_UNLCK as libc::c_short, lock.l_len) {
-        (0, true, _) => Ok(Holder::Nobody),
-        (0, false, ALL) => Ok(Holder::LooksAfter),
-        (0, false, _) => Ok(Holder::Lives),
-        _ => Err(last_errno()),
-    }
-}
-
-/// A process waits at most so many milliseconds for a number that another process cleans up.
-const LONGEST_BURIAL: u32 = 100;
-
-/// The lock by which a process shows that it is alive. It lasts until it is dropped, or until the
-/// process's memory ends.
-#[derive(Debug)]
-pub(crate) struct LifeLock {
-    page: PageRange,
-}
-
-impl LifeLock {
-    /// Takes the first free lock of those from 0 to `count`, and returns it with its number.
-    /// Children have it, too, until [`only_here`](Self::only_here). `None`: all are taken.
-    pub fn take(file: &SharedFile, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
-        let own = file.reopen()?;
-        for tries in 0.. {
-            // A number that another process cleans up may be free as soon as that is done.
-            if let Some(taken) = LifeLock::try_take(&own, count)? {
-                return Ok(Some(taken));
-            }
-            // Or it is free now, because that was done after the try.
-            let may_be_free = |number| {
-                matches!(holder(&own, number, Bytes::All), Ok(Holder::Nobody | Holder::LooksAfter))
-            };
-            if tries == LONGEST_BURIAL || !(0..count).any(may_be_free) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(None)
-    }
-
-    fn try_take(own: &Brief, count: u32) -> Result<Option<(LifeLock, u32)>, Errno> {
-        for number in 0..count {
-            // A process that died may have left its number to its heirs.
-            if set(own, number, libc::F_WRLCK, Bytes::All)? {
-                set(own, number, libc::F_UNLCK, Bytes::Heirs)?;
-                return Ok(Some((LifeLock::mapped(own)?, number)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Takes the lock of heirs of the caller's number. There may be others.
-    pub fn of_heirs(file: &SharedFile, number: u32) -> Result<LifeLock, Errno> {
-        let own = file.reopen()?;
-        match set(&own, number, libc::F_RDLCK, Bytes::Heirs)? {
-            true => LifeLock::mapped(&own),
-            false => Err(Errno::AGAIN),
-        }
-    }
-
-    fn mapped(own: &Brief) -> Result<LifeLock, Errno> {
-        let (len, fd) = (page_size(), own.number());
-        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
-        let at = unsafe { raw_map::map(0, len, libc::PROT_NONE, libc::MAP_SHARED, fd, 0) }?;
-        Ok(LifeLock { page: PageRange::new(at, at + len) })
-    }
-
-    /// Keeps the lock out of children.
-    pub fn only_here(&self) {
-        self.inherit(libc::MADV_DONTFORK);
-    }
-
-    /// Passes the lock on to children, too.
-    pub fn also_in_children(&self) {
-        self.inherit(libc::MADV_DOFORK);
-    }
-
-    fn inherit(&self, advice: libc::c_int) {
-        // SAFETY: one page that only this value knows, and that no code can access.
-        unsafe { libc::madvise(self.page.start as *mut libc::c_void, self.page.len(), advice) };
-    }
-}
-
-impl Drop for LifeLock {
-    fn drop(&mut self) {
-        // SAFETY: one page that only this value knows, and that no code can access.
-        let _ = unsafe { reserve::unmap(self.page) };
     }
 }
 
@@ -509,6 +349,13 @@ pub(crate) unsafe fn punch(range: PageRange) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    /// Runs a test in a process of its own: a program that another test starts has the
+    /// descriptions, and with them the locks, for a moment.
+    fn alone(test: &str, body: impl FnOnce()) {
+        in_child(test, &[], body);
+    }
 
     #[test]
     fn a_closed_copy_of_a_descriptor_does_not_count() {
@@ -527,72 +374,33 @@ mod tests {
         assert!(!file.is_the_programs() && !file.find_again());
     }
 
+    /// A second description of a pipe would keep its reader waiting for the end.
     #[test]
-    fn a_life_lock_lasts_as_long_as_its_mapping() {
+    fn a_foreign_file_under_the_number_is_not_kept_open() {
         let file = SharedFile::make(c"test", 4096).unwrap();
-        assert_eq!(file.in_place_of(0, || ()), Ok(Some(())));
-        let (life, number) = LifeLock::take(&file, 4).unwrap().unwrap();
-        assert_eq!((number, file.in_place_of(0, || ())), (0, Ok(None)));
-        let (_other, number) = LifeLock::take(&file, 4).unwrap().unwrap();
-        assert_eq!(number, 1);
-        drop(life);
-        assert_eq!(file.in_place_of(0, || ()), Ok(Some(())));
-        assert_eq!(file.in_place_of(0, || 7), Ok(Some(7)));
+        let (mut read, write) = std::io::pipe().unwrap();
+        // SAFETY: the number is this test's, and the file is not used by it any more.
+        assert_eq!(unsafe { libc::dup2(write.as_raw_fd(), file.number()) }, file.number());
+        for _ in 0..3 {
+            assert_eq!(file.in_place_of(0, || ()), Err(Errno::BADF));
+            assert!(file.has_heirs(0).is_err());
+            assert!(!file.is_the_programs() && !file.is_open());
+        }
+        // SAFETY: made above.
+        drop((write, unsafe { OwnedFd::from_raw_fd(file.number()) }));
+        // Without an end of the pipe this would wait for ever.
+        assert_eq!(std::io::Read::read(&mut read, &mut [0]).unwrap(), 0);
     }
 
     #[test]
-    fn a_number_with_heirs_is_neither_free_nor_looked_after() {
-        let file = SharedFile::make(c"test", 4096).unwrap();
-        let (life, number) = LifeLock::take(&file, 4).unwrap().unwrap();
-        assert_eq!((number, file.has_heirs(0)), (0, Ok(false)));
-        let heirs = [(); 2].map(|()| LifeLock::of_heirs(&file, 0).unwrap());
-        drop(life);
-        let (_other, number) = LifeLock::take(&file, 4).unwrap().unwrap();
-        assert_eq!((number, file.in_place_of(0, || ())), (1, Ok(None)));
-        let [first, second] = heirs;
-        drop(first);
-        assert_eq!(file.has_heirs(0), Ok(true));
-        assert_eq!(file.in_place_of_parent(0, || 7), Ok(Some(7)));
-        assert_eq!(file.in_place_of_parent(1, || 7), Ok(None));
-        drop(second);
-        assert_eq!((file.has_heirs(0), file.in_place_of(0, || ())), (Ok(false), Ok(Some(()))));
-    }
-
-    #[test]
-    fn who_looks_after_a_dead_ones_number_is_waited_for() {
-        let file = SharedFile::make(c"test", 4096).unwrap();
-        let (begun, waits) = std::sync::mpsc::channel();
-        let done = std::sync::atomic::AtomicBool::new(false);
-        let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                file.in_place_of(0, || {
-                    begun.send(()).unwrap();
-                    std::thread::sleep(Duration::from_millis(20));
-                    done.store(true, std::sync::atomic::Ordering::Relaxed);
-                })
-            });
-            waits.recv().unwrap();
-            // On a busy machine the first process may take longer than the longest wait.
-            assert!(matches!(file.in_place_of(0, is_done), Ok(None | Some(true))));
-            assert_eq!(first.join().unwrap(), Ok(Some(())));
-        });
-    }
-
-    /// The looking after may end between the try and the look at who has the number.
-    #[test]
-    fn a_number_that_is_looked_after_again_and_again_is_taken_in_the_end() {
-        let file = SharedFile::make(c"test", 4096).unwrap();
-        let over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    file.in_place_of(0, || ()).unwrap();
-                }
-            });
-            let refused = (0..2000).filter(|_| LifeLock::take(&file, 1).unwrap().is_none()).count();
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert_eq!(refused, 0);
+    fn a_write_beyond_the_limit_of_file_sizes_is_an_error() {
+        alone(this_test!(), || {
+            let file = SharedFile::make(c"test", 2 * 4096).unwrap();
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: reads a local structure.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            assert_eq!(file.write(0, &[7; 4096]), Ok(()));
+            assert_eq!(file.write(4096, &[7; 4096]), Err(Errno::FBIG));
         });
     }
 

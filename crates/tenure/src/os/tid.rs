@@ -13,3 +13,13 @@ pub(crate) fn has_ended(number: i32) -> bool {
     let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }
+
+/// Returns whether the main thread has ended (`pthread_exit`). The kernel keeps its number for the
+/// process, but `/proc/self` has no descriptors, no mounts and the root cgroup then. `true` without
+/// `/proc`, too.
+pub(crate) fn main_has_ended() -> bool {
+    // A thread that has ended has no working directory.
+    let mut byte = [0_u8; 1];
+    // SAFETY: the kernel reads a constant string, and writes one byte at most.
+    unsafe { libc::readlink(c"/proc/self/cwd".as_ptr(), byte.as_mut_ptr().cast(), 1) < 0 }
+}

@@ -231,6 +231,7 @@ fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
     let is_it = |region: &Region| region.shape.asked != 0 && region.file.is(file);
     if let Some(region) = list::find(is_it) {
         region.file.borrow(fd);
+        region.wake_worker(call);
         return Ok(region);
     }
     shape_of(call, fd)?;

@@ -73,7 +73,8 @@ impl SharedVolatileBuilder {
     ///
     /// **What a touch without a pin sees.** Each page is put in place whole, after all bytes of its
     /// chunk are made. So in every process a touch sees bytes that a maker made, and never zeros or
-    /// half a page. If a chunk is purged and made again meanwhile, its pages may come from two
+    /// half a page, as long as no process without userfaultfd
+    /// ([`SharedVolatile::is_watched`]) touches bytes that are gone: that puts zeros there. If a chunk is purged and made again meanwhile, its pages may come from two
     /// makers: pin the chunk to see the bytes of a single maker. A system call that gets the
     /// address of bytes that are gone returns `EFAULT`.
     ///

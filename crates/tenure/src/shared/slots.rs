@@ -10,7 +10,7 @@ use super::layout::slot;
 use super::memory::Memory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
-use crate::os::shared_file::LifeLock;
+use crate::os::life_lock::LifeLock;
 use crate::os::signal::Blocked;
 use crate::runtime::fork;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

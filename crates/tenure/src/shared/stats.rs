@@ -65,7 +65,8 @@ impl SharedStats {
             stats.pinned += u64::from(chunk.is_pinned());
             recorded += 1;
         });
-        stats.fresh += stats.chunks - recorded;
+        // A record may be counted twice if another process changes the file meanwhile.
+        stats.fresh += stats.chunks.saturating_sub(recorded);
         let used = region.flags().iter().filter(|flags| flags.load(Ordering::Relaxed) != 0);
         stats.processes = used.count() as u64;
         stats

@@ -178,9 +178,8 @@ impl Writer {
         }
         of_chunk.priority.store(stored(class.priority()), Ordering::Relaxed);
         // Chunks that are opened later are younger, even if that is in the same tick.
-        of_chunk
-            .used
-            .store(region.facts().tick.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let tick = region.facts().tick.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        of_chunk.used.store(tick, Ordering::Relaxed);
         let is_opened = swap(&self.open[class as usize], before, Open::new(process, number, next));
         // If another thread has opened a chunk meanwhile, all places of this chunk count as dead,
         // so that a later writer takes it.

@@ -67,6 +67,7 @@ mod retire_race;
 mod retire_refused;
 mod scale;
 mod shared;
+mod shared_alone;
 mod shared_attacks;
 mod shared_cache;
 mod shared_heirs;
