@@ -46,7 +46,25 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
             }
         }
     }
+    process.notes.extend(why_no_pool(&process));
     Ok(process)
+}
+
+/// Allocators that take the place of the C library's, by the names of their files.
+const ALLOCATORS: [&str; 3] = ["libjemalloc", "libmimalloc", "libtcmalloc"];
+
+/// Returns why the pool serves nothing, if another allocator is the cause.
+fn why_no_pool(process: &Process) -> Option<String> {
+    let figures = process.figures.as_ref().ok()?;
+    let pooled = figures.stats().total.pool_allocs + figures.get("launcher.mmap_served");
+    let mut files =
+        process.entries.iter().filter_map(|entry| entry.mapping.title().rsplit('/').next());
+    let allocator = files.find(|file| ALLOCATORS.iter().any(|name| file.starts_with(name)))?;
+    (pooled == 0).then(|| {
+        format!(
+            "the program allocates through {allocator}, so the pool serves nothing; `tenure run --mmap` serves that allocator's mappings"
+        )
+    })
 }
 
 fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), String> {

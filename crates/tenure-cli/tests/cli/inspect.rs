@@ -264,6 +264,33 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
 }
 
 /// A process chooses its name, and the reader of the name may be root.
+/// The pool takes the place of the C library's malloc only.
+#[test]
+fn a_pool_that_serves_nothing_has_its_reason() {
+    let allocator = "libjemalloc.so.2";
+    let found = Command::new("cat").arg("/dev/null").env("LD_PRELOAD", allocator).output().unwrap();
+    if !found.stderr.is_empty() {
+        return println!("not tested: there is no {allocator} here");
+    }
+    let mut cat = kit::tenure()
+        .args(["run", "-q", "--", "cat"])
+        .env("LD_PRELOAD", allocator)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Its answer shows that it runs.
+    cat.stdin.as_ref().unwrap().write_all(b"x").unwrap();
+    cat.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let found = inspect(&[&cat.id().to_string()]);
+    drop(cat.stdin.take());
+    assert!(cat.wait().unwrap().success());
+    let text = String::from_utf8_lossy(&found.stdout);
+    let text: Vec<&str> = text.split_whitespace().collect();
+    let reason = "the program allocates through libjemalloc.so.2, so the pool serves nothing";
+    assert!(text.join(" ").contains(reason), "{found:?}");
+}
+
 #[test]
 fn the_name_of_a_process_cannot_write_to_the_terminal() {
     in_child(this_test!(), &[], || {
