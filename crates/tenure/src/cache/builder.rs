@@ -56,9 +56,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// Sets the most bytes of memory that the cache may take. The default is what the machine and
-    /// the memory cgroup allow. The cache takes a few segments in any case, and held values stay. A
-    /// segment has 2 MiB. With a ceiling below 64 MiB it has a 64th to a 128th of the ceiling, and
-    /// at least 128 KiB.
+    /// the memory cgroup allow. The cache takes a few segments of 2 MiB in any case, and held
+    /// values stay.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;

@@ -4,6 +4,7 @@
 //! in 512 MiB of room had a hit rate of 0.61, where 480 MiB had 0.92. So the cache stays just below
 //! what the kernel lets it keep, and replaces its own coldest values there.
 
+use super::segment::SEGMENT;
 use crate::os::room_now::Room;
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,6 @@ pub(super) struct Growth {
     target: u64,
     floor: u64,
     ceiling: u64,
-    /// The size of a segment for many values.
-    segment: u64,
     last_purge: Option<Instant>,
     last_try: Option<Instant>,
     heard: Option<Instant>,
@@ -38,16 +37,12 @@ fn since(now: Instant, at: Option<Instant>) -> Duration {
 }
 
 impl Growth {
-    /// For a cache with this many lanes, in segments of `segment` bytes.
-    pub fn new(lanes: usize, ceiling: u64, segment: usize) -> Growth {
-        let segment = segment as u64;
-        let floor = (lanes as u64 + 2) * segment;
+    pub fn new(floor: u64, ceiling: u64) -> Growth {
         Growth {
             target: floor,
             floor,
             // The spare segments are also within what the program allows.
-            ceiling: ceiling.saturating_sub(SPARE * segment).max(floor),
-            segment,
+            ceiling: ceiling.saturating_sub(SPARE * SEGMENT as u64).max(floor),
             last_purge: None,
             last_try: None,
             heard: None,
@@ -103,7 +98,7 @@ impl Growth {
 
     /// Returns whether the cache may take one more segment.
     pub fn may_grow(&mut self, footprint: u64, now: Instant) -> bool {
-        let bytes = self.segment;
+        let bytes = SEGMENT as u64;
         let grown = footprint + bytes;
         if grown > self.ceiling {
             return false;
@@ -155,7 +150,7 @@ impl Growth {
 
     /// Returns whether the cache may take one segment beyond its size for a moment.
     pub fn has_spare(&self, footprint: u64) -> bool {
-        footprint + self.segment <= self.target() + SPARE * self.segment
+        footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
     }
 
     /// Returns whether one more segment may be used, of memory that the cache has or may have. The
@@ -167,19 +162,18 @@ impl Growth {
     /// Returns whether the cache is larger than it should be. The segments that take the survivors
     /// of an eviction do not count.
     pub fn too_large(&self, footprint: u64) -> bool {
-        footprint > self.target() + SPARE * self.segment && footprint > self.floor
+        footprint > self.target() + SPARE * SEGMENT as u64 && footprint > self.floor
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    const SIZE: usize = 2 << 20;
-    const S: u64 = SIZE as u64;
+    const S: u64 = SEGMENT as u64;
 
     #[test]
     fn purges_lower_the_target_and_quiet_raises_it_slowly() {
-        let mut growth = Growth::new(2, u64::MAX, SIZE);
+        let mut growth = Growth::new(4 * S, u64::MAX);
         let start = Instant::now();
         growth.purged(10 * S, 100 * S, start);
         growth.target = 100 * S;
@@ -197,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_ceiling_holds() {
-        let mut growth = Growth::new(0, 8 * S, SIZE);
+        let mut growth = Growth::new(2 * S, 8 * S);
         growth.hear(Room { limit: 1 << 40, free: 1 << 40 }, 0, Instant::now());
         assert!(growth.may_grow(5 * S, Instant::now()));
         assert!(!growth.may_grow(6 * S, Instant::now()));
@@ -209,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_is_free_is_given_out_once() {
-        let mut growth = Growth::new(0, u64::MAX, SIZE);
+        let mut growth = Growth::new(2 * S, u64::MAX);
         let now = Instant::now();
         growth.hear(Room { limit: 128 * S, free: 100 * S }, 10 * S, now);
         assert_eq!(growth.most(10 * S, 0), 92 * S, "a sixteenth of the limit is left to others");

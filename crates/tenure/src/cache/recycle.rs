@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
 
 use super::lanes::Filling;
-use super::segment::{map, Segment};
-use super::space::{all_held, no_memory, Index, Space, KEEP};
+use super::segment::{map, Segment, SEGMENT};
+use super::space::{all_held, no_memory, Index, Space, KEEP, TRIES};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -82,7 +82,7 @@ impl Space {
         let now = Instant::now();
         self.hear(now);
         self.tidy(index, now);
-        for tries in 0..64 {
+        for tries in 0..TRIES {
             // The kept values of emptied segments may take as much room as they had. Then the cache
             // keeps fewer of them. If the kernel refuses memory, the cache works with what it has.
             let beyond = if tries < KEEP { Beyond::Nothing } else { Beyond::Spare };
@@ -147,14 +147,13 @@ impl Space {
             segment.reset();
             return Ok(Some(segment));
         }
-        let size = self.segments.size;
         let has_memory = lists.growth.has_spare(footprint)
-            || beyond == Beyond::Free && lists.growth.may_take(size as u64, footprint, true);
+            || beyond == Beyond::Free && lists.growth.may_take(SEGMENT as u64, footprint, true);
         if !has_memory {
             return Ok(None);
         }
         // Counted before the memory is there, so that other threads do not take the same room.
-        lists.footprint += size as u64;
+        lists.footprint += SEGMENT as u64;
         let bare = lists.bare.pop(&self.segments);
         drop(lists);
         let segment = match bare {
@@ -162,14 +161,14 @@ impl Space {
                 segment.reset();
                 Ok(segment)
             }
-            None => map(size).and_then(|mapping| {
+            None => map(SEGMENT).and_then(|mapping| {
                 let segment = self.segments.make()?;
                 segment.provide(mapping, true);
                 Ok(segment)
             }),
         };
         if segment.is_err() {
-            self.counted_off(size as u64);
+            self.counted_off(SEGMENT as u64);
         }
         segment.map(Some)
     }

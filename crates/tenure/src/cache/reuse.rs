@@ -31,7 +31,7 @@
 use super::header::Header;
 use super::lanes::Lane;
 use super::place::Place;
-use super::space::{Room, Space};
+use super::space::{Room, Space, LARGE};
 use super::vacated::Good;
 
 /// Shorter values go to open segments: the search for a place would take as long as the copies.
@@ -88,7 +88,7 @@ impl Space {
     pub(super) fn vacate(&self, lane: usize, place: Place, need: usize) {
         let segment = self.segments.must(place.segment());
         let is_there = segment.life.generation() == place.generation();
-        if is_there && (LEAST..=self.longest()).contains(&need) {
+        if is_there && (LEAST..=LARGE).contains(&need) {
             self.lane(lane).vacated.put(place, need);
         }
     }

@@ -19,23 +19,8 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// A segment's size: one huge page, which the kernel takes and gives back as a whole. Those of a
-/// small cache are smaller.
+/// A segment's size: one huge page, which the kernel takes and gives back as a whole.
 pub(super) const SEGMENT: usize = os::HUGE_PAGE;
-const LEAST: usize = SEGMENT / 16;
-/// A cache of fewer segments has smaller ones. Otherwise a large part of it would be empty: the
-/// ends of the open segments, and the memory that values move to. And probation would be too large.
-const PARTS: u64 = 32;
-
-/// Returns the size of the segments of a cache with this ceiling.
-pub(super) fn size_for(ceiling: u64) -> usize {
-    if ceiling >= PARTS * SEGMENT as u64 {
-        return SEGMENT;
-    }
-    // More parts than are needed: without huge pages nothing speaks for large segments.
-    let size = 1 << (ceiling / (2 * PARTS)).max(1).ilog2();
-    usize::clamp(size, LEAST, SEGMENT)
-}
 
 impl Pins for OwnedRange {
     #[inline]
@@ -395,8 +380,6 @@ const CHUNKS: usize = 17;
 pub(super) struct Segments {
     chunks: [AtomicPtr<OnceLock<Segment>>; CHUNKS],
     made: AtomicU32,
-    /// The size of a segment for many values.
-    pub size: usize,
     priority: u8,
     cache: Weak<dyn Kept>,
 }
@@ -412,11 +395,10 @@ fn locate(number: u32) -> (usize, usize) {
 }
 
 impl Segments {
-    pub fn new(cache: Weak<dyn Kept>, priority: u8, size: usize) -> Segments {
+    pub fn new(cache: Weak<dyn Kept>, priority: u8) -> Segments {
         Segments {
             chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
             made: AtomicU32::new(0),
-            size,
             priority,
             cache,
         }
@@ -498,13 +480,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_cache_has_small_segments() {
-        assert_eq!(size_for(u64::MAX), SEGMENT);
-        assert_eq!((size_for(64 << 20), size_for((64 << 20) - 1)), (SEGMENT, 512 << 10));
-        assert_eq!((size_for(20 << 20), size_for(8 << 20), size_for(0)), (256 << 10, LEAST, LEAST));
-    }
-
-    #[test]
     fn numbers_fill_the_chunks_in_order() {
         let mut expected = (0, 0);
         for number in 0..10_000 {
@@ -521,7 +496,7 @@ mod tests {
     fn segments_are_listed_in_order() {
         use super::super::lists::{List, Name};
         crate::tracking::ready("test").unwrap();
-        let all = Segments::new(Weak::<()>::new(), 4, SEGMENT);
+        let all = Segments::new(Weak::<()>::new(), 4);
         for _ in 0..5 {
             all.make().unwrap();
         }

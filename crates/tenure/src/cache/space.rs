@@ -21,7 +21,7 @@ use super::lists::{List, Name};
 use super::pins;
 use super::place::{Place, GENERATIONS, UNIT};
 use super::policy::Policy;
-use super::segment::{map, size_for, Kept, Segment, Segments};
+use super::segment::{map, Kept, Segment, Segments, SEGMENT};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::room_now;
 use crate::runtime::budget;
@@ -31,9 +31,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
 
+/// Longer values have a segment of their own.
+pub(super) const LARGE: usize = SEGMENT / 4;
 /// The cache keeps used values while it empties this many segments for a new one, or for a large
 /// value.
 pub(super) const KEEP: usize = 8;
+/// How often a thread tries to empty a segment: others may have all of them for a moment.
+pub(super) const TRIES: usize = 64;
 
 /// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {
@@ -114,9 +118,9 @@ impl Space {
         priority: u8,
         lifetimes: Lifetimes,
     ) -> Space {
-        let size = size_for(ceiling);
+        let floor = (lanes as u64 + 2) * SEGMENT as u64;
         Space {
-            segments: Segments::new(cache, priority, size),
+            segments: Segments::new(cache, priority),
             counts: SpaceCounts::default(),
             policy: Policy::new(),
             lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
@@ -133,7 +137,7 @@ impl Space {
                     draining: List::new(Name::Draining),
                     footprint: 0,
                     grown_to: 0,
-                    growth: Growth::new(lanes, ceiling, size),
+                    growth: Growth::new(floor, ceiling),
                     hand: None,
                     sampled: 0,
                 },
@@ -148,11 +152,6 @@ impl Space {
     /// Returns the bytes before a value's own bytes. `ends`: including its times.
     pub fn head(&self, ends: bool) -> usize {
         HEADER + if ends { self.lifetimes.bytes() } else { 0 }
-    }
-
-    /// Returns the most bytes that a value takes in a shared segment. Longer ones have their own.
-    pub fn longest(&self) -> usize {
-        self.segments.size / 4
     }
 
     /// Returns the bytes that a value takes in a segment, with its header.
@@ -239,7 +238,7 @@ impl Space {
         if self.policy.samples(head.hash) {
             self.policy.play(head.hash, need);
         }
-        if need > self.longest() {
+        if need > LARGE {
             return self.large(index, head);
         }
         let lane = self.lane(lane);
@@ -374,7 +373,11 @@ impl Space {
                 return Err(too_large(len, most));
             }
             if !self.give_up_empty() {
-                last = !self.evict(index, tries < KEEP);
+                if !self.evict(index, tries < KEEP) {
+                    // Other threads may have the segments for a moment.
+                    last = tries >= TRIES;
+                    std::thread::yield_now();
+                }
                 tries += 1;
             }
         };

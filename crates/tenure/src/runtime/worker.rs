@@ -328,7 +328,8 @@ fn run(number: u64) {
     let mut count = 0;
     for place in &WORKER.kept {
         let fd = place.load(Ordering::Acquire);
-        if fd >= 0 {
+        // The program may have closed it, and have put a file of its own under the number.
+        if uffd::is_userfaultfd(fd) {
             keep[count] = fd;
             count += 1;
         }
@@ -338,8 +339,9 @@ fn run(number: u64) {
         own_table::has_own_table();
         pagemap::stays_open_on_this_thread();
     }
-    // There may be no descriptors yet, or the program may have closed them before.
-    let there = count > 0 && keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
+    let wanted = WORKER.kept.iter().filter(|place| place.load(Ordering::Acquire) >= 0).count();
+    let are_there = || keep[..count].iter().all(|fd| uffd::is_userfaultfd(*fd));
+    let there = count > 0 && count == wanted && are_there();
     WORKER.guarded.store(private && there, Ordering::Release);
     // In the program's table another file could take its number.
     let bell = private.then(Bell::new).flatten();

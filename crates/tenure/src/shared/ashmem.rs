@@ -111,6 +111,7 @@ pub fn unpin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<()> {
     let call = "ashmem::unpin";
     let region = open(call, fd)?;
     let chunks = pages(call, &region, offset, len)?;
+    region.wake_worker(call);
     kept::release(&region, chunks);
     Ok(())
 }
@@ -231,7 +232,6 @@ fn open(call: &'static str, fd: BorrowedFd<'_>) -> Result<Arc<Region>> {
     let is_it = |region: &Region| region.shape.asked != 0 && region.file.is(file);
     if let Some(region) = list::find(is_it) {
         region.file.borrow(fd);
-        region.wake_worker(call);
         return Ok(region);
     }
     shape_of(call, fd)?;

@@ -40,7 +40,7 @@ pub(super) struct Region {
     pub gave_way: AtomicBool,
     /// The service that visits the region.
     service: ServiceId,
-    /// This process is a child that has not pinned a chunk yet: it has no background thread.
+    /// This process is a child that has made no chunk yet: it has no background thread.
     pub is_asleep: AtomicBool,
     /// The next in the list of regions. Only the list uses it, under its lock.
     pub next: UnsafeCell<Option<Arc<Region>>>,
@@ -110,7 +110,6 @@ impl Region {
     #[inline]
     fn count_one(&self, call: &'static str, chunk: usize) -> Result<()> {
         fork::look();
-        self.wake_worker(call);
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
             // The private count first: a child that is made in between has the pin, and counts it
@@ -135,8 +134,11 @@ impl Region {
         Ok(())
     }
 
-    /// Starts the background thread in a child that uses the memory. Its parent may end, or have a
+    /// Starts the background thread in a child that takes memory. Its parent may end, or have a
     /// memory cgroup of its own: then no other process would purge for this one.
+    ///
+    /// A child that only reads gets no thread: it may have forbidden new threads, or be in a signal
+    /// handler.
     #[inline]
     pub fn wake_worker(&self, call: &'static str) {
         if self.is_asleep.load(Ordering::Relaxed) {
@@ -162,6 +164,7 @@ impl Region {
         loop {
             match found {
                 Found::Gone(_) if make => {
+                    self.wake_worker(call);
                     found = self.look_to_make(call, chunk).inspect_err(|_| self.unpin(chunk))?;
                 }
                 // Another process is in a system call, or stopped in it.

@@ -41,18 +41,16 @@ fn stride_of_inserts() -> u64 {
 }
 
 fn fork_while_segments_are_opened(raw: bool) {
-    /// Four such values fill a segment of 128 KiB to its end.
-    const LONGEST: usize = (32 << 10) - 8;
     stepping::begin(Stepping { each: 0, stride: stride_of_inserts(), raw });
-    let cache = Cache::<u64>::builder().ceiling(512 << 10).build().unwrap();
+    let cache = Cache::<u64>::builder().ceiling(8 << 20).build().unwrap();
     // The first eviction makes the tables of the policy's trials: loops of 100,000 instructions
     // that meet nothing else of the cache, and of which each takes 20 µs when it is stepped.
-    (0..24).for_each(|key| put(&cache, key, LONGEST));
+    (0..24).for_each(|key| put(&cache, key, (512 << 10) - 8));
     // With room to grow, with an empty segment, and with nothing but full ones.
     for full in [1, 0, 3, 4, 5] {
         cache.clear();
-        // The next one opens another segment.
-        (0..4 * full).for_each(|key| put(&cache, key, LONGEST));
+        // Four such values fill a segment to its end, so the next one opens another.
+        (0..4 * full).for_each(|key| put(&cache, key, (512 << 10) - 8));
         stepped(|| put(&cache, 100, 8));
         end_child(&cache);
     }

@@ -12,7 +12,7 @@ use tenure_testkit::{or_skip, this_test};
 
 /// The process that opened the memory may end, or have a memory cgroup of its own.
 #[test]
-fn a_child_has_a_background_thread_from_its_first_pin_on() {
+fn a_child_has_a_background_thread_from_the_first_chunk_that_it_makes_on() {
     promised(this_test!(), || {
         let shared = SharedVolatile::builder(1 << 20).chunk_size(1 << 16).build().unwrap();
         drop(shared.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
@@ -22,8 +22,10 @@ fn a_child_has_a_background_thread_from_its_first_pin_on() {
             names.any(|name| name.is_ok_and(|name| name == "tenure-keeper\n"))
         };
         let child = forked(|| {
-            assert!(!has_keeper());
+            // A child that only reads may have forbidden new threads.
             assert_eq!(shared.read(0).unwrap().unwrap()[0], 7);
+            assert!(!has_keeper());
+            drop(shared.get_or_make(1, |bytes| bytes.fill(8)).unwrap());
             assert!(waited(has_keeper));
             // It removes a dead process's pin, which this process does not look for.
             let file = std::fs::File::from(shared.as_fd().try_clone_to_owned().unwrap());
