@@ -4,7 +4,7 @@
 
 use super::lanes::Filling;
 use super::segment::{map, Segment, SEGMENT};
-use super::space::{all_held, no_memory, Index, Space, KEEP, TRIES};
+use super::space::{all_held, no_memory, Index, Space, KEEP};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -82,7 +82,7 @@ impl Space {
         let now = Instant::now();
         self.hear(now);
         self.tidy(index, now);
-        for tries in 0..TRIES {
+        for tries in 0..64 {
             // The kept values of emptied segments may take as much room as they had. Then the cache
             // keeps fewer of them. If the kernel refuses memory, the cache works with what it has.
             let beyond = if tries < KEEP { Beyond::Nothing } else { Beyond::Spare };

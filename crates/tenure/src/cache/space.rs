@@ -36,8 +36,6 @@ pub(super) const LARGE: usize = SEGMENT / 4;
 /// The cache keeps used values while it empties this many segments for a new one, or for a large
 /// value.
 pub(super) const KEEP: usize = 8;
-/// How often a thread tries to empty a segment: others may have all of them for a moment.
-pub(super) const TRIES: usize = 64;
 
 /// What the space needs from the index. It runs no code of the program.
 pub(super) trait Index {
@@ -373,11 +371,7 @@ impl Space {
                 return Err(too_large(len, most));
             }
             if !self.give_up_empty() {
-                if !self.evict(index, tries < KEEP) {
-                    // Other threads may have the segments for a moment.
-                    last = tries >= TRIES;
-                    std::thread::yield_now();
-                }
+                last = !self.evict(index, tries < KEEP);
                 tries += 1;
             }
         };

@@ -73,10 +73,10 @@ impl SharedVolatileBuilder {
     ///
     /// **What a touch without a pin sees.** Each page is put in place whole, after all bytes of its
     /// chunk are made. So in every process a touch sees bytes that a maker made, and never zeros or
-    /// half a page, as long as no process without userfaultfd
-    /// ([`SharedVolatile::is_watched`]) touches bytes that are gone: that puts zeros there. If a chunk is purged and made again meanwhile, its pages may come from two
-    /// makers: pin the chunk to see the bytes of a single maker. A system call that gets the
-    /// address of bytes that are gone returns `EFAULT`.
+    /// half a page, as long as no process without userfaultfd ([`SharedVolatile::is_watched`])
+    /// touches bytes that are gone: that puts zeros there. If a chunk is purged and made again
+    /// meanwhile, its pages may come from two makers: pin the chunk to see the bytes of a single
+    /// maker. A system call that gets the address of bytes that are gone returns `EFAULT`.
     ///
     /// **If the function fails or panics**, the chunk stays gone. The pin returns `EIO`, and the
     /// touch raises the SIGBUS that it would raise without a function. The next pin or touch tries
