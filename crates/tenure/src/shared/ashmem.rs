@@ -111,7 +111,6 @@ pub fn unpin(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<()> {
     let call = "ashmem::unpin";
     let region = open(call, fd)?;
     let chunks = pages(call, &region, offset, len)?;
-    region.wake_worker(call);
     kept::release(&region, chunks);
     Ok(())
 }

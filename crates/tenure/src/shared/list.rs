@@ -10,7 +10,6 @@ use super::region::Region;
 use crate::error::Result;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
-use crate::sync::Ordering;
 use std::sync::Arc;
 
 /// For the whole process: a fork copies all its regions.
@@ -120,7 +119,6 @@ pub(super) fn in_child(missed: bool) {
     }
     each_held(|region| {
         region.slots.in_child(region, missed);
-        region.is_asleep.store(true, Ordering::Relaxed);
         region.watch();
     });
     if missed {

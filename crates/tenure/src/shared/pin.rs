@@ -520,7 +520,7 @@ impl<'a> BeingMade<'a> {
             if !waits || state.owner() >= region.shape.slots {
                 match SharedPin::take(call, region, chunk)? {
                     // Another waiter has taken the right since the look.
-                    SharedPin::BeingMade(other) => drop(other),
+                    SharedPin::BeingMade(_) => continue,
                     found => return Ok(found),
                 }
             }

@@ -12,8 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::os::shared_file::SharedFile;
 use crate::os::signal::Blocked;
-use crate::runtime::services::ServiceId;
-use crate::runtime::{fork, worker};
+use crate::runtime::fork;
 use crate::sync::{AtomicU64, Ordering};
 use crate::tracking::detection::{self, Detection, Kind as Watch};
 use rustix::io::Errno;
@@ -38,10 +37,6 @@ pub(super) struct Region {
     watched: AtomicU64,
     /// Another process was purging when this one last tried to purge.
     pub gave_way: AtomicBool,
-    /// The service that visits the region.
-    service: ServiceId,
-    /// This process is a child that has made no chunk yet: it has no background thread.
-    pub is_asleep: AtomicBool,
     /// The next in the list of regions. Only the list uses it, under its lock.
     pub next: UnsafeCell<Option<Arc<Region>>>,
 }
@@ -68,7 +63,6 @@ impl Deref for Region {
 impl Region {
     /// Maps a file. The caller then [takes a slot](Slots::enter). `new`: see [`Memory::map`].
     pub fn map(
-        service: ServiceId,
         call: &'static str,
         file: SharedFile,
         new: Option<Shape>,
@@ -84,8 +78,6 @@ impl Region {
             refill: FunctionPlace::new(),
             watched: AtomicU64::new(0),
             gave_way: AtomicBool::new(false),
-            service,
-            is_asleep: AtomicBool::new(false),
             next: UnsafeCell::new(None),
         })
     }
@@ -134,26 +126,6 @@ impl Region {
         Ok(())
     }
 
-    /// Starts the background thread in a child that takes memory. Its parent may end, or have a
-    /// memory cgroup of its own: then no other process would purge for this one.
-    ///
-    /// A child that only reads gets no thread: it may have forbidden new threads, or be in a signal
-    /// handler.
-    #[inline]
-    pub fn wake_worker(&self, call: &'static str) {
-        if self.is_asleep.load(Ordering::Relaxed) {
-            self.wake_worker_now(call);
-        }
-    }
-
-    #[cold]
-    fn wake_worker_now(&self, call: &'static str) {
-        // Once: where no thread can be created, the other processes' threads must do.
-        if self.is_asleep.swap(false, Ordering::Relaxed) && worker::create(call).is_ok() {
-            worker::call(self.service);
-        }
-    }
-
     /// Pins a chunk and looks at it. `make`: the caller makes a chunk that is gone, and first
     /// provides its memory.
     pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
@@ -164,7 +136,6 @@ impl Region {
         loop {
             match found {
                 Found::Gone(_) if make => {
-                    self.wake_worker(call);
                     found = self.look_to_make(call, chunk).inspect_err(|_| self.unpin(chunk))?;
                 }
                 // Another process is in a system call, or stopped in it.

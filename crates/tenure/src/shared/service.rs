@@ -44,7 +44,7 @@ pub(super) fn open(
 ) -> Result<Arc<Region>> {
     tracking::ready_to_watch(call)?;
     let service = fork::register(&SERVICE);
-    let region = Arc::new(Region::map(service, call, file, new, usage, read_only)?);
+    let region = Arc::new(Region::map(call, file, new, usage, read_only)?);
     list::add(&region, || region.slots.enter(call, &region, new.is_some()))?;
     // On the worker's thread: the program cannot close the descriptors in that thread's table.
     let _ = worker::on_worker(|| region.watch());
