@@ -206,6 +206,22 @@ fn mappings_of_tenure_go_when_they_are_dropped() {
     });
 }
 
+#[test]
+fn whoever_finds_nothing_waiting_finds_it_counted() {
+    in_child(this_test!(), &[], || {
+        ready();
+        for round in 0..2000 {
+            let way = retire::retire(Mapping::anonymous(8 * MIB).unwrap()).unwrap();
+            // The worker tears it down.
+            while retire::pending().bytes > 0 {
+                std::hint::spin_loop();
+            }
+            let total = tenure::stats().total;
+            assert_eq!(total.torn_down_bytes, total.retired_moved_bytes, "{round}: {way:?}");
+        }
+    });
+}
+
 /// Since Linux 5.13.
 fn files_can_be_moved() -> bool {
     let file = memfd(0);

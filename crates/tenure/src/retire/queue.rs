@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "takes over the queue in a forked child")]
 
 use crate::range::PageRange;
-use crate::runtime::counters::GAUGES;
+use crate::runtime::counters::{add, COUNTERS, GAUGES};
 use crate::runtime::lock::{Lock, QuietGuard, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,7 +63,7 @@ fn brought_up_to_date(mut queue: Guard) -> Guard {
     });
     if chunks + bytes > 0 {
         queue.in_flight -= chunks as usize;
-        queue.bytes -= bytes;
+        queue.given_back(bytes);
         queue.publish();
     }
     queue
@@ -111,8 +111,11 @@ impl Queue {
         self.count < MOST
     }
 
-    /// Adds a hidden mapping. The caller has checked that there is room.
+    /// Adds a hidden mapping, and counts it before any thread can tear it down. The caller has
+    /// checked that there is room.
     pub fn add(&mut self, hidden: PageRange) {
+        add(&COUNTERS.retired_moved, 1);
+        add(&COUNTERS.retired_moved_bytes, hidden.len() as u64);
         self.waiting[self.count] = hidden;
         self.count += 1;
         self.bytes += hidden.len() as u64;
@@ -146,14 +149,20 @@ impl Queue {
     /// Records that a chunk is torn down.
     pub fn done(&mut self, chunk: PageRange) {
         self.in_flight -= 1;
-        self.bytes -= chunk.len() as u64;
         self.failed = 0;
+        self.given_back(chunk.len() as u64);
         self.publish();
     }
 
     /// Records that so many bytes of a chunk in flight are torn down.
     pub fn shrink_in_flight(&mut self, bytes: u64) {
+        self.given_back(bytes);
+    }
+
+    /// Counts with the queue locked, so that whoever finds it empty finds the bytes counted.
+    fn given_back(&mut self, bytes: u64) {
         self.bytes -= bytes;
+        add(&COUNTERS.torn_down_bytes, bytes);
     }
 
     /// Puts a chunk back that could not be torn down, behind all others. At `vm.max_map_count` the

@@ -77,8 +77,6 @@ pub(super) fn one_chunk() -> Chunk {
     match done {
         Ok(()) => {
             queue.done(chunk);
-            drop(queue);
-            add(&COUNTERS.torn_down_bytes, chunk.len() as u64);
             Chunk::Done(chunk.len() as u64)
         }
         Err(left) => {

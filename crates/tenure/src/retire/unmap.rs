@@ -288,9 +288,6 @@ fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool 
     let _ = detach::keep_from_children(there);
     detach::name(there);
     queue.add(there);
-    drop(queue);
-    add(&COUNTERS.retired_moved, 1);
-    add(&COUNTERS.retired_moved_bytes, piece.len() as u64);
     true
 }
 
