@@ -1638,7 +1638,8 @@ struct tenure_shared *tenure_shared_new(size_t len,
  *
  * Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
  * it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
- * descriptor is open for reading only, or sealed. ENOENT: there is no /proc. ENOMEM, EMFILE.
+ * descriptor is open for reading only, or sealed. EOPNOTSUPP: refill callbacks make it, and this
+ * process may not use userfaultfd. ENOENT: there is no /proc. ENOMEM, EMFILE.
  */
 TENURE_MUST_USE struct tenure_shared *tenure_shared_open(int fd);
 
@@ -1699,7 +1700,7 @@ size_t tenure_shared_chunk_size(const struct tenure_shared *s);
  * Returns the address of a chunk's first byte. It stays the same until tenure_shared_free;
  * neighbouring chunks lie side by side. If tenure_shared_is_watched, a touch of a purged chunk
  * without a pin raises SIGBUS, or makes the chunk (refill of struct tenure_shared_opts); otherwise
- * it reads zeros.
+ * it may read zeros.
  *
  * Errors (NULL): EINVAL: NULL; there is no such chunk.
  */
@@ -1707,7 +1708,9 @@ void *tenure_shared_addr(const struct tenure_shared *s, size_t chunk);
 
 /**
  * Returns 1 if a touch of a purged chunk without a pin raises SIGBUS in this process
- * (userfaultfd), and 0 if it reads zeros.
+ * (userfaultfd), and 0 if it may read zeros: this process, or another one that had the memory open,
+ * may not use userfaultfd. The touch of such a process puts zeros there for all, so the result may
+ * change to 0 when one opens the memory.
  *
  * Errors (-1): EINVAL: NULL.
  */
@@ -1853,6 +1856,17 @@ int tenure_shared_set_refill(struct tenure_shared *s,
 int tenure_shared_stats(struct tenure_shared *s,
                         struct tenure_shared_stats *out,
                         size_t size);
+
+/**
+ * Starts the background thread of this process, which purges shared memory when little is left
+ * under this process's limits, and removes the pins of dead processes. A process that makes or
+ * opens memory has one. A forked child that goes on after its parent's end (a daemon), or that has
+ * a memory cgroup of its own, calls this after the fork: nothing starts a thread in a child by
+ * itself.
+ *
+ * Errors: EAGAIN: no thread could be created.
+ */
+int tenure_shared_start_worker(void);
 
 /**
  * Makes a region of `size` bytes, all zeros and pinned, and returns its descriptor, which the

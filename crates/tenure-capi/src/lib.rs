@@ -24,6 +24,7 @@ pub mod cache_listener;
 pub mod shared;
 pub mod shared_refill;
 pub mod shared_stats;
+mod shared_worker;
 
 pub mod ashmem;
 

@@ -160,7 +160,8 @@ pub unsafe extern "C" fn tenure_shared_new(
 ///
 /// Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
 /// it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
-/// descriptor is open for reading only, or sealed. ENOENT: there is no /proc. ENOMEM, EMFILE.
+/// descriptor is open for reading only, or sealed. EOPNOTSUPP: refill callbacks make it, and this
+/// process may not use userfaultfd. ENOENT: there is no /proc. ENOMEM, EMFILE.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn tenure_shared_open(fd: c_int) -> *mut tenure_shared {
@@ -268,7 +269,7 @@ pub unsafe extern "C" fn tenure_shared_chunk_size(s: *const tenure_shared) -> us
 /// Returns the address of a chunk's first byte. It stays the same until tenure_shared_free;
 /// neighbouring chunks lie side by side. If tenure_shared_is_watched, a touch of a purged chunk
 /// without a pin raises SIGBUS, or makes the chunk (refill of struct tenure_shared_opts); otherwise
-/// it reads zeros.
+/// it may read zeros.
 ///
 /// Errors (NULL): EINVAL: NULL; there is no such chunk.
 #[unsafe(no_mangle)]
@@ -280,7 +281,9 @@ pub unsafe extern "C" fn tenure_shared_addr(s: *const tenure_shared, chunk: usiz
 }
 
 /// Returns 1 if a touch of a purged chunk without a pin raises SIGBUS in this process
-/// (userfaultfd), and 0 if it reads zeros.
+/// (userfaultfd), and 0 if it may read zeros: this process, or another one that had the memory open,
+/// may not use userfaultfd. The touch of such a process puts zeros there for all, so the result may
+/// change to 0 when one opens the memory.
 ///
 /// Errors (-1): EINVAL: NULL.
 #[unsafe(no_mangle)]

@@ -293,6 +293,7 @@ static void killed_maker(void)
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        CHECK(tenure_shared_start_worker() == 0 && tenure_shared_start_worker() == 0);
         CHECK(tenure_shared_pin(s, 0, 1, NULL) == 1);
         memset(tenure_shared_addr(s, 0), 9, CHUNK / 2);
         CHECK(write(told[1], "m", 1) == 1);

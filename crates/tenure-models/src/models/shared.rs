@@ -230,6 +230,31 @@ fn what_a_dead_purger_or_maker_left_is_gone_and_told() {
     });
 }
 
+#[test]
+fn a_chunk_that_is_gone_is_cleaned_beside_its_maker() {
+    for dies in [false, true] {
+        check("shared: two pinners of a gone chunk that is cleaned", 3, Order::Fences, move || {
+            lend(Shared::intact(), |shared| {
+                assert_eq!(shared.purge(2), Purge::Done);
+                let clean = || {
+                    let chunk = shared.chunk();
+                    let died = catch_unwind(AssertUnwindSafe(|| {
+                        chunk.clean(2, || match dies {
+                            true => resume_unwind(Box::new(())),
+                            false => _ = shared.discard(),
+                        })
+                    }));
+                    if died.is_err() {
+                        chunk.bury(2, || shared.discard());
+                    }
+                };
+                together!(|| shared.pin(0), || shared.pin(1); clean());
+                shared.check();
+            });
+        });
+    }
+}
+
 /// The parent's pin ends while its child counts the inherited pin.
 #[test]
 fn a_childs_pin_is_found_wherever_it_is() {

@@ -73,8 +73,9 @@ impl SharedVolatileBuilder {
     ///
     /// **What a touch without a pin sees.** Each page is put in place whole, after all bytes of its
     /// chunk are made. So in every process a touch sees bytes that a maker made, and never zeros or
-    /// half a page, as long as no process without userfaultfd ([`SharedVolatile::is_watched`])
-    /// touches bytes that are gone: that puts zeros there. If a chunk is purged and made again
+    /// half a page. A process that may not use userfaultfd could not keep that: it cannot open the
+    /// memory, and a child that may not use it can neither pin nor touch it (SIGSEGV), except the
+    /// chunks that it has inherited pinned. `mlockall(MCL_CURRENT)` breaks it. If a chunk is purged and made again
     /// meanwhile, its pages may come from two makers: pin the chunk to see the bytes of a single
     /// maker. A system call that gets the address of bytes that are gone returns `EFAULT`.
     ///
@@ -92,8 +93,9 @@ impl SharedVolatileBuilder {
     /// It is [`on_purged_access`](crate::volatile::on_purged_access) and
     /// [`VolatileBuilder::refill`](crate::volatile::VolatileBuilder::refill) in one. It installs a
     /// handler for SIGBUS, and the rules there about the program's own handlers apply. If the
-    /// kernel refuses userfaultfd ([`SharedVolatile::is_watched`]), tenure calls the function only
-    /// at pins.
+    /// kernel refuses userfaultfd to the process that makes the memory
+    /// ([`SharedVolatile::is_watched`]), tenure calls the function only at pins, and a touch without
+    /// one may read zeros.
     ///
     /// ```
     /// use tenure::shared::SharedVolatile;

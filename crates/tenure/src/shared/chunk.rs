@@ -234,6 +234,18 @@ impl Chunk<'_> {
         self.settle(|state| state.purged(false, zero))
     }
 
+    /// Gives back, by `discard`, what touches without a pin have put into a chunk that is gone.
+    /// Returns whether it was gone, and whether a thread waits for the change.
+    pub fn clean(&self, own: u32, discard: impl FnOnce()) -> (bool, bool) {
+        let state = self.load();
+        let is_gone = matches!(state.kind(), Kind::Fresh | Kind::Purged);
+        if !is_gone || !self.change(state, state.cleaning(own)) {
+            return (false, false);
+        }
+        discard();
+        (true, self.settle(State::unmade))
+    }
+
     /// Ends the work of a dead process. Only one process at a time does this for `dead`. Returns
     /// `true` if a thread waits for the change.
     pub fn end_work(&self, dead: u32, discard: impl FnOnce() -> bool) -> bool {

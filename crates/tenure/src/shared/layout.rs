@@ -7,7 +7,7 @@ use crate::os;
 use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// "tenure" and the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x04");
 /// The largest number of processes. Their flags fit the page of facts.
 pub(super) const MOST_SLOTS: u32 = 1024;
 /// The largest number of chunks. A fork looks at the private count of each: 0.1 s for so many.
@@ -44,6 +44,9 @@ pub(super) struct Facts {
     /// Refill functions make the chunks, and threads touch them without pins: see
     /// [`refill`](super::refill).
     refilled: AtomicU32,
+    /// 1 after a process had it open that userfaultfd does not watch: see
+    /// [`Region::is_watched`](super::region::Region::is_watched).
+    pub unwatched: AtomicU32,
 }
 const _: () = assert!(size_of::<Facts>() <= FLAGS_AT);
 

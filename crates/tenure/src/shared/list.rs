@@ -119,7 +119,7 @@ pub(super) fn in_child(missed: bool) {
     }
     each_held(|region| {
         region.slots.in_child(region, missed);
-        region.watch();
+        region.watch_in_child();
     });
     if missed {
         LIST.release();

@@ -322,6 +322,20 @@ impl Memory {
         unsafe { punch(self.own_of_all(chunks)) }.is_ok()
     }
 
+    /// Takes this process's access to the program's view of chunks away.
+    pub fn close(&self, chunks: Range<usize>) -> std::result::Result<(), Errno> {
+        let place = |chunk: usize| self.view.start + chunk * self.shape.chunk;
+        let range = PageRange::new(place(chunks.start), place(chunks.end));
+        // SAFETY: tenure's own mapping. This process has none of the chunks pinned, so no reference
+        // to them exists.
+        unsafe { os::raw_map::protect(range, libc::PROT_NONE) }
+    }
+
+    /// Returns whether it is memory whose chunks the program numbers, and can touch without a pin.
+    pub fn has_addresses(&self) -> bool {
+        self.usage == Use::Chunks
+    }
+
     /// Writes zeros over a chunk that this process makes.
     pub fn clear_bytes(&self, chunk: usize, _: &Blocked) {
         let own = self.own_of(chunk);

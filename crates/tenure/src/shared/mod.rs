@@ -33,6 +33,9 @@
 //!
 //! # Forks
 //!
+//! A child has no background thread: its parent's worker purges for it. If the parent ends (a
+//! daemon), or the child has a memory cgroup of its own, it calls [`start_worker`].
+//!
 //! A child also has the memory open, with the same pins, and it is as safe from its first
 //! instruction on. Until its fork handler has run, no process purges anything. A child of a raw
 //! `clone` gets what it inherited when it first calls tenure: it must not use pins from before.
@@ -40,8 +43,10 @@
 //! # What the kernel must have
 //!
 //! `/proc`, and memfd with seals. With userfaultfd, a touch of purged bytes without a pin raises
-//! SIGBUS, or waits until the bytes are [made](SharedVolatileBuilder::refill). Without it, the
-//! touch reads zeros.
+//! SIGBUS, or waits until the bytes are [made](SharedVolatileBuilder::refill). If any process that
+//! has the memory open is without it, such a touch may read zeros in every process, and
+//! [`is_watched`](SharedVolatile::is_watched) tells so. Memory with refill functions is safe from
+//! that: a process without userfaultfd cannot open it.
 
 pub mod ashmem;
 mod builder;
@@ -73,6 +78,7 @@ mod service;
 mod slots;
 mod state;
 mod stats;
+mod strays;
 mod touch;
 mod waiting;
 mod writer;
@@ -82,6 +88,7 @@ pub use cache::{SharedCache, SharedCacheBuilder, SharedCacheStats, SharedValue};
 pub use object::SharedVolatile;
 pub use pass::{receive, send};
 pub use pin::{Before, BeingMade, Maker, SharedChunk, SharedPin};
+pub use service::start_worker;
 pub use stats::SharedStats;
 
 pub use crate::runtime::refills::RefillError;

@@ -71,7 +71,9 @@ impl SharedVolatile {
     /// # Errors
     /// `EPROTO`: it is not shared volatile memory of this version, or it is damaged. `EUSERS`: as
     /// many processes have it open as its maker allowed. `EACCES`, `EPERM`: the descriptor is open
-    /// only for reading, or sealed. `ENOENT`: there is no `/proc`. `ENOMEM`, `EMFILE`.
+    /// only for reading, or sealed. `EOPNOTSUPP`: a [refill
+    /// function](super::SharedVolatileBuilder::refill) makes it, and this process may not use
+    /// userfaultfd. `ENOENT`: there is no `/proc`. `ENOMEM`, `EMFILE`.
     pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedVolatile> {
         SharedVolatile::open_as("SharedVolatile::open", descriptor, Use::Chunks, false)
     }
@@ -224,7 +226,8 @@ impl SharedVolatile {
     /// for reading, or this process has no refill function. `EIO`: the refill function failed or
     /// panicked. `EDEADLK`: the chunk's own refill function pins it. `ENOMEM`: there is no memory
     /// for the chunk; the next pin finds what this one found. `EUSERS`: this process has the chunk
-    /// pinned 32,000 times. `EPROTO`: another process has overwritten the header.
+    /// pinned 32,000 times. `EPROTO`: another process has overwritten the header. `EOPNOTSUPP`: a
+    /// refill function makes the memory, and this process is a child that may not use userfaultfd.
     #[inline]
     pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
         self.pin_as("SharedVolatile::pin", chunk)
@@ -482,7 +485,7 @@ impl SharedVolatile {
 
     /// Returns the address of a chunk's first byte, for code that touches the bytes without a pin.
     /// A touch of bytes that are gone raises SIGBUS if [`is_watched`](SharedVolatile::is_watched),
-    /// and otherwise reads zeros. With a [refill function](super::SharedVolatileBuilder::refill)
+    /// and otherwise may read zeros. With a [refill function](super::SharedVolatileBuilder::refill)
     /// such a touch makes the chunk, and sees the made bytes. The bytes may be given back at any
     /// moment, and another process may make them anew.
     ///
@@ -499,7 +502,10 @@ impl SharedVolatile {
         Ok(self.region.view_of(chunk).start as *mut u8)
     }
 
-    /// Returns whether a touch of bytes that are gone raises SIGBUS in this process (userfaultfd).
+    /// Returns whether a touch of bytes that are gone raises SIGBUS in this process. `false`: this
+    /// process, or another one that had the memory open, may not use userfaultfd. The touch of such
+    /// a process puts zeros there for all, so the result changes when one opens the memory. Memory
+    /// with refill functions, made in a process with userfaultfd, is not opened without.
     ///
     /// ```
     /// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
@@ -535,13 +541,7 @@ impl Drop for SharedVolatile {
         if self.region.refill.is_set() {
             touch::remove(&self.region);
         }
-        list::remove(&self.region);
-        if let Some(region) = Arc::get_mut(&mut self.region) {
-            region.leave();
-        }
-        // Here, and not in the drop of the region: the worker may hold the region last, and it has
-        // its own descriptor table.
-        self.region.file.close();
+        service::close(&mut self.region);
     }
 }
 

@@ -10,7 +10,7 @@
 use super::chunk::Purge;
 use super::region::Region;
 use super::state::Kind;
-use super::{kept, list, room};
+use super::{kept, list, room, strays};
 use crate::os::signal::Blocked;
 use crate::runtime::services::{Next, Visit};
 use crate::sync::Ordering;
@@ -82,9 +82,7 @@ pub(super) fn visit(_: &Visit) -> Next {
             list::remove(region);
             return;
         }
-        if !region.is_watched() {
-            region.watch();
-        }
+        region.watch_again();
         region.facts().tick.fetch_max(now, Ordering::Relaxed);
         // One process checks for all.
         if is_due(&region.facts().looked, now, BURY_AFTER) {
@@ -140,6 +138,7 @@ fn relieve() -> i64 {
     } else {
         VISITS.futile.store(0, Ordering::Relaxed);
     }
+    strays::remove(now.above < 0);
     now.above
 }
 

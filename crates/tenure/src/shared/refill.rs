@@ -49,7 +49,7 @@ fn put(
     bytes: &[u8],
     blocked: &Blocked,
 ) -> std::result::Result<(), Errno> {
-    if region.is_watched() {
+    if region.is_watched_here() {
         let placed = match place(region, chunk, bytes) {
             // The background thread has a descriptor that the program cannot close.
             Err(errno) if detection::is_closed(errno) => {

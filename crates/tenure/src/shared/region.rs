@@ -35,6 +35,10 @@ pub(super) struct Region {
     /// The descriptors' [`epoch`](detection::epoch) in which the view was registered. 0: it is not
     /// registered.
     watched: AtomicU64,
+    /// This process is a child that userfaultfd cannot watch, of memory that needs it.
+    barred: AtomicBool,
+    /// Where [`strays`](super::strays) goes on: an offset in the data.
+    pub strays_at: AtomicU64,
     /// Another process was purging when this one last tried to purge.
     pub gave_way: AtomicBool,
     /// The next in the list of regions. Only the list uses it, under its lock.
@@ -77,6 +81,8 @@ impl Region {
             slots: Slots::new(),
             refill: FunctionPlace::new(),
             watched: AtomicU64::new(0),
+            barred: AtomicBool::new(false),
+            strays_at: AtomicU64::new(0),
             gave_way: AtomicBool::new(false),
             next: UnsafeCell::new(None),
         })
@@ -102,6 +108,9 @@ impl Region {
     #[inline]
     fn count_one(&self, call: &'static str, chunk: usize) -> Result<()> {
         fork::look();
+        if self.barred.load(Ordering::Relaxed) {
+            return Err(needs_userfaultfd(call));
+        }
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
             // The private count first: a child that is made in between has the pin, and counts it
@@ -174,8 +183,9 @@ impl Region {
             self.slots.before_uncount(self.chunk(chunk));
             // The private count first: a child that is made in between has no thread that would
             // take the pin away.
-            self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+            let pins = self.count(chunk).fetch_sub(1, Ordering::Relaxed);
             self.slots.uncount(self.chunk(chunk));
+            self.bar_unpinned(chunk, pins - 1);
         });
     }
 
@@ -206,6 +216,7 @@ impl Region {
                 }
             }
             self.slots.uncount(self.chunk(chunk));
+            self.bar_unpinned(chunk, pins - 1);
             true
         })
     }
@@ -260,21 +271,88 @@ impl Region {
     }
 
     /// Registers the view with userfaultfd, so that a touch of purged bytes raises SIGBUS. Runs on
-    /// the background thread, or in a child that has one thread.
-    pub fn watch(&self) {
+    /// the background thread, or in a child that has one thread. `false`: it is not watched.
+    pub fn watch(&self) -> bool {
         // Users of kept chunks have mappings of their own.
         if self.shape.asked == 0 && detection::by_userfaultfd() {
             let epoch = detection::epoch();
             if detection::register(Watch::Sigbus, self.view()).is_ok() {
                 self.watched.store(epoch, Ordering::Release);
+                return true;
             }
+        }
+        false
+    }
+
+    /// Tells all processes that this one has the memory open and is not watched.
+    pub fn tell_unwatched(&self) {
+        if self.shape.asked == 0 {
+            self.facts().unwatched.store(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether a touch of purged bytes raises SIGBUS.
-    pub fn is_watched(&self) -> bool {
+    /// [Watches](Self::watch) a view whose watch has ended.
+    pub fn watch_again(&self) {
+        if self.barred.load(Ordering::Relaxed) || self.is_watched_here() || self.watch() {
+            return;
+        }
+        // Otherwise it is being opened, and the opener tells.
+        if self.watched.load(Ordering::Relaxed) != 0 {
+            self.tell_unwatched();
+        }
+    }
+
+    /// [Watches](Self::watch) the view of a child.
+    pub fn watch_in_child(&self) {
+        let safe = self.watch() || (self.needs_watch() && self.bar());
+        if !safe {
+            self.tell_unwatched();
+        }
+    }
+
+    /// Returns whether threads may touch the bytes without a pin, in any process, and refill
+    /// functions make them. A page of zeros, which the touch of a process that is not watched puts
+    /// into a chunk that is gone, would be wrong bytes for them.
+    pub fn needs_watch(&self) -> bool {
+        self.shape.refilled && self.facts().unwatched.load(Ordering::Relaxed) == 0
+    }
+
+    /// From now on this process can touch only the chunks that it has pinned already, and can pin
+    /// no more. `false`: the kernel refuses that.
+    fn bar(&self) -> bool {
+        self.barred.store(true, Ordering::Relaxed);
+        let unpinned = |chunk: &usize| self.count(*chunk).load(Ordering::Relaxed) == 0;
+        let mut chunk = 0;
+        while chunk < self.shape.chunks {
+            let run = (chunk..self.shape.chunks).take_while(unpinned).count();
+            if run > 0 && self.close(chunk..chunk + run).is_err() {
+                self.barred.store(false, Ordering::Relaxed);
+                return false;
+            }
+            chunk += run.max(1);
+        }
+        true
+    }
+
+    /// In a process that is [barred](Self::bar), after it has taken a pin away.
+    #[inline]
+    fn bar_unpinned(&self, chunk: usize, pins: u32) {
+        if self.barred.load(Ordering::Relaxed) && pins == 0 {
+            // At the limit of mappings it stays open: this process had it pinned until now.
+            let _ = self.close(chunk..chunk + 1);
+        }
+    }
+
+    /// Returns whether userfaultfd watches the memory in this process.
+    pub fn is_watched_here(&self) -> bool {
         self.watched.load(Ordering::Acquire) == detection::epoch()
             && detection::detection() == Detection::Userfaultfd
+    }
+
+    /// Returns whether a touch of purged bytes raises SIGBUS. Not if any process has the memory open
+    /// that is not watched: its touch puts zeros there for all.
+    pub fn is_watched(&self) -> bool {
+        self.is_watched_here() && self.facts().unwatched.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -295,6 +373,16 @@ impl Drop for Region {
 pub(super) fn damaged(call: &'static str) -> Error {
     let why = "the chunk's state is not one of tenure's: a process has overwritten it";
     Error::new(ErrorKind::BadHeader, call, why, "make the shared memory anew")
+}
+
+#[cold]
+pub(super) fn needs_userfaultfd(call: &'static str) -> Error {
+    let why = "refill functions make this memory, and threads touch it without pins; this process may not \
+        use userfaultfd, so its touch of bytes that are gone would put zeros there for all processes";
+    let remedy =
+        "allow userfaultfd (`tenure doctor`), or make the memory in a process without it, or \
+        without a refill function";
+    Error::new(ErrorKind::Unsupported, call, why, remedy)
 }
 
 fn too_many_pins(call: &'static str) -> Error {

@@ -1,7 +1,7 @@
 //! What shared volatile memory does over forks and in the background.
 
 use super::layout::{Shape, Use};
-use super::region::Region;
+use super::region::{needs_userfaultfd, Region};
 use super::{list, purge, room, touch};
 use crate::error::Result;
 use crate::os::shared_file::SharedFile;
@@ -44,10 +44,54 @@ pub(super) fn open(
 ) -> Result<Arc<Region>> {
     tracking::ready_to_watch(call)?;
     let service = fork::register(&SERVICE);
-    let region = Arc::new(Region::map(call, file, new, usage, read_only)?);
-    list::add(&region, || region.slots.enter(call, &region, new.is_some()))?;
+    let mut region = Arc::new(Region::map(call, file, new, usage, read_only)?);
+    let is_new = new.is_some();
+    list::add(&region, || region.slots.enter(call, &region, is_new))?;
     // On the worker's thread: the program cannot close the descriptors in that thread's table.
-    let _ = worker::on_worker(|| region.watch());
+    let watched = worker::on_worker(|| region.watch()) == Some(true);
+    if !watched && !is_new && region.needs_watch() {
+        close(&mut region);
+        return Err(needs_userfaultfd(call));
+    }
+    if !watched {
+        region.tell_unwatched();
+    }
     worker::call(service);
     Ok(region)
+}
+
+/// Starts the background thread of this process, which purges shared memory when little is left
+/// under this process's limits, and removes the pins of dead processes. A process that makes or
+/// opens memory has one. A forked child that goes on after its parent's end (a daemon), or that has
+/// a memory cgroup of its own, calls this after the fork. Nothing starts a thread in a child by
+/// itself: the child may be about to forbid threads, or to change its namespaces.
+///
+/// ```
+/// let shared = tenure::shared::SharedVolatile::new(1 << 20)?;
+/// // fork here, and in the child:
+/// tenure::shared::start_worker()?;
+/// # let _ = shared; Ok::<(), tenure::Error>(())
+/// ```
+///
+/// # Cost
+/// Two threads, as for private volatile memory. Nothing if the process has them.
+///
+/// # Errors
+/// `EAGAIN`: no thread could be created.
+pub fn start_worker() -> Result<()> {
+    let service = fork::register(&SERVICE);
+    worker::start("shared::start_worker")?;
+    worker::call(service);
+    Ok(())
+}
+
+/// Ends this process's use of a region.
+pub(super) fn close(region: &mut Arc<Region>) {
+    list::remove(region);
+    if let Some(region) = Arc::get_mut(region) {
+        region.leave();
+    }
+    // Here, and not in the drop of the region: the worker may hold the region last, and it has its
+    // own descriptor table.
+    region.file.close();
 }

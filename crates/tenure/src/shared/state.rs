@@ -111,6 +111,13 @@ impl State {
         State(self.with(4, 0).0 | u64::from(owner) << 16)
     }
 
+    /// From fresh or purged: `owner` gives back what touches without a pin have put there. After it
+    /// comes [`unmade`](Self::unmade).
+    pub fn cleaning(self, owner: u32) -> State {
+        let fresh = if self.kind() == Kind::Fresh { WAS_FRESH } else { 0 };
+        State(self.with(4, HALF_MADE | NOT_ZERO).0 | fresh | u64::from(owner) << 16)
+    }
+
     /// It was made, or its memory was not given back after all.
     pub fn intact(self) -> State {
         self.with(1, 0)
@@ -121,7 +128,8 @@ impl State {
         State(self.intact().0.wrapping_add(ONE_PURGE))
     }
 
-    /// The maker has written nothing: the next pin finds what this one found.
+    /// The maker, or who [cleaned](Self::cleaning), has written nothing: the next pin finds what
+    /// this one found.
     pub fn unmade(self) -> State {
         let kind = if self.was_fresh() { 0 } else { 2 };
         self.with(kind, HALF_MADE | NOT_ZERO)
@@ -157,7 +165,11 @@ mod tests {
         assert_eq!((purged.kind(), purged.life(), purged.owner()), (Kind::Purged, 1, 0));
         let again = purged.making(2);
         assert!(!again.was_fresh() && again.unmade() == purged);
+        assert_eq!((purged.cleaning(3).kind(), purged.cleaning(3).owner()), (Kind::Purging, 3));
+        assert!(purged.cleaning(3).awaited().unmade() == purged);
+        assert!(fresh.cleaning(3).unmade().kind() == Kind::Fresh);
         let half = again.purged(true, false);
+        assert!(half.cleaning(1).unmade() == half);
         assert!(half.was_half_made() && half.is_not_zero() && half.life() == 2);
         assert!(half.making(1).was_half_made() && half.making(1).unmade() == half);
         assert_eq!(State(77).kind(), Kind::Damaged);

@@ -75,6 +75,7 @@ mod shared_makers;
 mod shared_overwrite;
 mod shared_refill;
 mod shared_stepped;
+mod shared_unwatched;
 mod truth_of_unmark;
 mod unseen_group;
 mod waits;

@@ -10,10 +10,47 @@ use tenure::populate::{Access, Limiting, Populate};
 use tenure::shared::SharedVolatile;
 use tenure_testkit::{or_skip, this_test};
 
+/// A daemon: nobody else purges for it.
+#[test]
+fn a_child_whose_parent_has_ended_purges_after_it_has_started_its_worker() {
+    const LIMIT: usize = 64 << 20;
+    or_skip!(promised_within(this_test!(), LIMIT as u64, || {
+        let (mut read, write) = UnixStream::pair().unwrap();
+        let parent = forked(|| {
+            let shared = SharedVolatile::builder(LIMIT / 2).chunk_size(1 << 16).build().unwrap();
+            (0..LIMIT >> 17).for_each(|n| drop(shared.get_or_make(n, |_| ()).unwrap()));
+            // SAFETY: the child runs what follows, and ends.
+            if unsafe { libc::fork() } != 0 {
+                return;
+            }
+            let before = parent_id();
+            assert!(waited(|| parent_id() != before || before == 1));
+            tenure::shared::start_worker().unwrap();
+            let taken = plain(LIMIT * 3 / 4);
+            for page in 0..LIMIT * 3 / 4 / PAGE {
+                // SAFETY: memory of this test's own.
+                unsafe { ((taken + page * PAGE) as *mut u8).write(1) };
+                if page % 64 == 0 {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+            assert!(shared.stats().purges > 0);
+            std::io::Write::write_all(&mut &write, b"x").unwrap();
+        });
+        assert_eq!(parent, Ended::Well);
+        drop(write);
+        std::io::Read::read_exact(&mut read, &mut [0]).expect("the child was killed");
+    }));
+}
+
+fn parent_id() -> u32 {
+    std::os::unix::process::parent_id()
+}
+
 /// A thread that started by itself hung children of a raw clone, whose malloc may be locked, and
 /// killed children that had forbidden threads.
 #[test]
-fn a_child_has_a_background_thread_when_it_opens_the_memory_and_not_before() {
+fn a_child_has_a_background_thread_when_it_asks_for_one_and_not_before() {
     promised(this_test!(), || {
         let shared = SharedVolatile::builder(1 << 20).chunk_size(1 << 16).build().unwrap();
         drop(shared.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
@@ -26,10 +63,7 @@ fn a_child_has_a_background_thread_when_it_opens_the_memory_and_not_before() {
             assert_eq!(shared.read(0).unwrap().unwrap()[0], 7);
             drop(shared.get_or_make(1, |bytes| bytes.fill(8)).unwrap());
             assert!(!has_keeper());
-            let file = shared.as_fd().try_clone_to_owned().unwrap();
-            // SAFETY: only this program has the file.
-            let again = unsafe { SharedVolatile::open(file) }.unwrap();
-            assert_eq!(again.read(1).unwrap().unwrap()[0], 8);
+            tenure::shared::start_worker().unwrap();
             assert!(waited(has_keeper));
         });
         assert_eq!(child, Ended::Well);

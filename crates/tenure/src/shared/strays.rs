@@ -1,0 +1,76 @@
+//! Pages in chunks that are gone. A touch without a pin puts a page of zeros there, if userfaultfd
+//! does not watch the process that touches (or `mlockall` does). No purge finds these pages, because
+//! their chunks are not intact.
+
+use super::region::Region;
+use super::{list, room};
+use crate::os::signal::Blocked;
+use crate::sync::Ordering;
+use std::sync::atomic::AtomicU64;
+
+/// For the whole process: the time in microseconds before which nothing is searched.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Microseconds of a search in one region. It goes on there the next time.
+const LONGEST: u64 = 2000;
+/// A search that has found nothing is followed by a pause, this many times as long.
+const PAUSE: u64 = 20;
+/// This much of the file is searched between two looks at the clock: a few milliseconds.
+const WINDOW: u64 = 256 << 20;
+
+/// While memory is short: gives such pages back. `urgent`: there was too little to purge.
+pub(super) fn remove(urgent: bool) {
+    let (began, next) = (room::now(), NEXT.load(Ordering::Relaxed));
+    // Two threads hear of pressure.
+    let mine = |end| NEXT.compare_exchange(next, end, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if began < next || !mine(began + PAUSE * LONGEST) {
+        return;
+    }
+    let mut any = false;
+    list::each(|region| {
+        let is_touched =
+            region.has_addresses() && region.facts().unwatched.load(Ordering::Relaxed) != 0;
+        // Chunks that are kept are the program's to touch.
+        if region.shape.asked == 0 && (is_touched || urgent) {
+            any |= remove_from(region);
+        }
+    });
+    let now = room::now();
+    let pause = if any { 0 } else { PAUSE * (now - began) };
+    NEXT.store(now + pause, Ordering::Relaxed);
+}
+
+/// Returns whether a page was found.
+fn remove_from(region: &Region) -> bool {
+    let Some(own) = region.slots.own_or_none() else { return false };
+    let (whole, until) = (region.shape.data as u64, room::now() + LONGEST);
+    let first = region.strays_at.load(Ordering::Relaxed);
+    let (mut at, mut any) = (first, false);
+    loop {
+        let end = (at + WINDOW).min(whole);
+        let searched = region.file.each_part_there(at..end, |part| {
+            let number = |at: u64| at as usize / region.shape.chunk;
+            for chunk in number(part.start)..=number(part.end - 1) {
+                any |= clean(region, chunk, own);
+            }
+        });
+        at = if end == whole { 0 } else { end };
+        if searched.is_err() || at == first || room::now() >= until {
+            break;
+        }
+    }
+    region.strays_at.store(at, Ordering::Relaxed);
+    any
+}
+
+fn clean(region: &Region, chunk: usize, own: u32) -> bool {
+    // No handler's child goes on with the work.
+    let blocked = Blocked::all();
+    let (cleaned, awaited) = region.chunk(chunk).clean(own, || {
+        let _ = region.discard(chunk, &blocked);
+    });
+    if awaited {
+        region.wake(chunk);
+    }
+    cleaned
+}

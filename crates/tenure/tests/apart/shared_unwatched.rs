@@ -1,0 +1,142 @@
+//! Processes without userfaultfd that have shared memory open: no other process reads zeros because
+//! of their touches, and the pages of such touches are given back.
+
+use crate::promise_kit::*;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use tenure::shared::SharedVolatile;
+use tenure_testkit::refused::{capability, Manner};
+use tenure_testkit::seccomp::Filter;
+use tenure_testkit::{or_skip, this_test};
+
+const CHUNK: usize = 64 << 10;
+
+/// From now on this thread and its children get no userfaultfd.
+fn forbid_userfaultfd() -> Result<(), tenure_testkit::Unavailable> {
+    let filter = capability("userfaultfd").unwrap().refuse(Filter::new(), Manner::Forbidden);
+    filter.install_this_thread()
+}
+
+fn made_by_functions() -> SharedVolatile {
+    let function = |_: usize, bytes: &mut [u8]| {
+        bytes.fill(7);
+        Ok(())
+    };
+    SharedVolatile::builder(4 * CHUNK).refill(function).build().unwrap()
+}
+
+/// A byte of a chunk, touched without a pin.
+fn touch(shared: &SharedVolatile, chunk: usize, at: usize) -> u8 {
+    // SAFETY: mapped while `shared` lives.
+    unsafe { shared.as_ptr(chunk).unwrap().add(at).read_volatile() }
+}
+
+#[test]
+fn a_child_without_userfaultfd_puts_no_zeros_where_others_touch_without_pins() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        let pinned = shared.pin(1).unwrap().intact().unwrap();
+        let twice = shared.read(1).unwrap().unwrap();
+        or_skip!(forbid_userfaultfd());
+        // What it has inherited pinned it may read until it takes the last pin away.
+        let child = forked(|| {
+            assert_eq!((pinned[9], touch(&shared, 1, CHUNK - 1)), (7, 7));
+            for refused in [shared.pin(0).map(drop), shared.read(0).map(drop)] {
+                assert_eq!(refused.unwrap_err().errno(), libc::EOPNOTSUPP);
+            }
+            let file = shared.as_fd().try_clone_to_owned().unwrap();
+            // SAFETY: only this program has the file.
+            let opened = unsafe { SharedVolatile::open(file) };
+            let refused = opened.map(drop).unwrap_err();
+            assert_eq!(refused.errno(), libc::EOPNOTSUPP);
+            assert!(refused.to_string().contains("userfaultfd"), "{refused}");
+            assert!(peek(shared.as_ptr(1).unwrap() as usize).is_some());
+            // SAFETY: the guards of this child, which are used no more.
+            unsafe {
+                std::ptr::drop_in_place((&raw const pinned).cast_mut());
+                assert!(peek(shared.as_ptr(1).unwrap() as usize).is_some());
+                std::ptr::drop_in_place((&raw const twice).cast_mut());
+            }
+            assert_eq!(peek(shared.as_ptr(1).unwrap() as usize), None);
+        });
+        assert_eq!(child, Ended::Well);
+        for chunk in [0, 1, 3] {
+            let child = forked(|| {
+                std::hint::black_box(touch(&shared, chunk, 5));
+            });
+            let may = chunk == 1;
+            assert_eq!(child, if may { Ended::Well } else { Ended::Signal(libc::SIGSEGV) });
+        }
+        assert!(shared.is_watched());
+        drop((pinned, twice));
+        shared.purge_now(0..4).unwrap();
+        let bytes = (0..4).flat_map(|chunk| [0, CHUNK - 1].map(|at| touch(&shared, chunk, at)));
+        assert_eq!(bytes.collect::<Vec<_>>(), [7; 8]);
+    });
+}
+
+#[test]
+fn all_processes_learn_that_one_is_not_watched() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = SharedVolatile::new(4 * CHUNK).unwrap();
+        assert!(shared.is_watched());
+        or_skip!(forbid_userfaultfd());
+        let child = forked(|| {
+            assert!(!shared.is_watched());
+            drop(shared.get_or_make(0, |bytes| bytes.fill(3)).unwrap());
+            assert_eq!((touch(&shared, 1, 9), touch(&shared, 0, 9)), (0, 3));
+        });
+        assert_eq!(child, Ended::Well);
+        assert!(!shared.is_watched());
+        // The page of zeros of the child's touch is there.
+        assert_eq!(touch(&shared, 1, 9), 0);
+        drop(shared.get_or_make(1, |bytes| bytes.fill(4)).unwrap());
+        assert_eq!(touch(&shared, 1, 9), 4);
+    });
+}
+
+/// Without it the kernel would kill: the zeros that touches without a pin left are in no intact
+/// chunk.
+#[test]
+fn what_touches_of_gone_bytes_leave_is_given_back_when_memory_is_short() {
+    const LIMIT: usize = 64 << 20;
+    or_skip!(promised_within(this_test!(), LIMIT as u64, || {
+        // SAFETY: this process has one thread that reads its environment.
+        unsafe { std::env::set_var("TENURE_DETECT", "words") };
+        let shared = SharedVolatile::builder(LIMIT / 2).chunk_size(CHUNK).build().unwrap();
+        let file = std::fs::File::from(shared.as_fd().try_clone_to_owned().unwrap());
+        let resident = || file.metadata().unwrap().blocks() as usize * 512;
+        drop(shared.get_or_make(3, |bytes| bytes.fill(9)).unwrap());
+        let pinned = shared.get_or_make(5, |bytes| bytes.fill(8)).unwrap();
+        for round in 0..3 {
+            for chunk in (0..shared.chunks()).filter(|chunk| ![3, 5].contains(chunk)) {
+                for page in 0..CHUNK / PAGE {
+                    assert_eq!(touch(&shared, chunk, page * PAGE), 0);
+                }
+                // So that the worker may look.
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+            // With what the touches left this is more than the limit.
+            let mut taken = plain(LIMIT * 3 / 4);
+            for page in 0..LIMIT * 3 / 4 / PAGE {
+                // SAFETY: memory of this test's own.
+                unsafe { ((taken + page * PAGE) as *mut u8).write(1) };
+                if page % 64 == 0 {
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                }
+            }
+            assert!(resident() < LIMIT / 4, "round {round}: {}", resident());
+            assert!(pinned.iter().all(|byte| *byte == 8));
+            // SAFETY: the mapping of this round.
+            assert_eq!(unsafe { libc::munmap(taken as *mut _, LIMIT * 3 / 4) }, 0);
+            taken = 0;
+            let _ = taken;
+            // A chunk of zeros is gone as before.
+            assert!(shared.read(7).unwrap().is_none());
+        }
+        assert_eq!(shared.get_or_make(7, |bytes| bytes.fill(6)).unwrap()[77], 6);
+        assert_eq!(shared.stats().damaged, 0);
+    }));
+}
