@@ -62,7 +62,7 @@ fn why_no_pool(process: &Process) -> Option<String> {
     let allocator = files.find(|file| ALLOCATORS.iter().any(|name| file.starts_with(name)))?;
     (pooled == 0).then(|| {
         format!(
-            "the program allocates through {allocator}, so the pool serves nothing; `tenure run --mmap` serves that allocator's mappings"
+            "the program allocates through {allocator}, so the pool serves nothing; `tenure run --mmap` serves that allocator's mappings from 1 MiB on"
         )
     })
 }
