@@ -1742,7 +1742,8 @@ int tenure_shared_is_watched(const struct tenure_shared *s);
  * to read only, or made by refill callbacks, of which this process has none. EIO: the refill
  * callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
  * EUSERS: this process has a chunk pinned 32,000 times. EPROTO: another process has overwritten
- * the header. None is pinned then. Chunks that the caller would have made are gone, and the next
+ * the header. EOPNOTSUPP: refill callbacks make the memory, and this process is a child that got no
+ * userfaultfd. None is pinned then. Chunks that the caller would have made are gone, and the next
  * call reports them as half made.
  */
 TENURE_MUST_USE
@@ -1861,8 +1862,8 @@ int tenure_shared_stats(struct tenure_shared *s,
  * Starts the background thread of this process, which purges shared memory when little is left
  * under this process's limits, and removes the pins of dead processes. A process that makes or
  * opens memory has one. A forked child that goes on after its parent's end (a daemon), or that has
- * a memory cgroup of its own, calls this after the fork: nothing starts a thread in a child by
- * itself.
+ * a memory cgroup of its own, calls this after the fork, and before it closes descriptors that are
+ * not its own (tenure's userfaultfd is one of them). Nothing starts a thread in a child by itself.
  *
  * Errors: EAGAIN: no thread could be created.
  */

@@ -355,7 +355,8 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
 /// to read only, or made by refill callbacks, of which this process has none. EIO: the refill
 /// callback failed. EDEADLK: a chunk's own refill callback pins it. ENOMEM: no memory for a chunk.
 /// EUSERS: this process has a chunk pinned 32,000 times. EPROTO: another process has overwritten
-/// the header. None is pinned then. Chunks that the caller would have made are gone, and the next
+/// the header. EOPNOTSUPP: refill callbacks make the memory, and this process is a child that got no
+/// userfaultfd. None is pinned then. Chunks that the caller would have made are gone, and the next
 /// call reports them as half made.
 #[unsafe(no_mangle)]
 #[must_use]

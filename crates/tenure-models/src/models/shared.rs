@@ -241,7 +241,7 @@ fn a_chunk_that_is_gone_is_cleaned_beside_its_maker() {
                     let died = catch_unwind(AssertUnwindSafe(|| {
                         chunk.clean(2, || match dies {
                             true => resume_unwind(Box::new(())),
-                            false => _ = shared.discard(),
+                            false => shared.discard(),
                         })
                     }));
                     if died.is_err() {

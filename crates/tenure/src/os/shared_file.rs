@@ -150,15 +150,16 @@ impl SharedFile {
         super::files::allocate(self.as_fd(), offset, bytes)
     }
 
-    /// Calls `each` with the parts of a range that have memory, in whole pages. A read of the other
-    /// parts through a mapping would find zeros, and take memory for them.
+    /// Calls `each` with the parts of a range that have memory, in whole pages, until it returns
+    /// `false`. A read of the other parts through a mapping would find zeros, and take memory for
+    /// them.
     ///
     /// # Errors
     /// The file cannot be opened anew, so where it has memory is not known. `each` was not called.
     pub fn each_part_there(
         &self,
         range: Range<u64>,
-        mut each: impl FnMut(Range<u64>),
+        mut each: impl FnMut(Range<u64>) -> bool,
     ) -> Result<(), Errno> {
         let own = self.reopen()?;
         // If another thread has put a file of its own under the number, what that one has does not
@@ -177,7 +178,9 @@ impl SharedFile {
             let end = end.clamp(begin + 1, range.end);
             // Before `each`, which may take memory for what follows its part.
             let next = begin_after(end);
-            each(begin..end);
+            if !each(begin..end) {
+                break;
+            }
             begin = next;
         }
         Ok(())

@@ -235,15 +235,15 @@ impl Chunk<'_> {
     }
 
     /// Gives back, by `discard`, what touches without a pin have put into a chunk that is gone.
-    /// Returns whether it was gone, and whether a thread waits for the change.
-    pub fn clean(&self, own: u32, discard: impl FnOnce()) -> (bool, bool) {
+    /// Returns whether that succeeded, and whether a thread waits for the change.
+    pub fn clean(&self, own: u32, discard: impl FnOnce() -> bool) -> (bool, bool) {
         let state = self.load();
         let is_gone = matches!(state.kind(), Kind::Fresh | Kind::Purged);
         if !is_gone || !self.change(state, state.cleaning(own)) {
             return (false, false);
         }
-        discard();
-        (true, self.settle(State::unmade))
+        let cleaned = discard();
+        (cleaned, self.settle(State::unmade))
     }
 
     /// Ends the work of a dead process. Only one process at a time does this for `dead`. Returns
@@ -252,6 +252,10 @@ impl Chunk<'_> {
         let state = self.load();
         let mut awaited = false;
         match state.kind() {
+            Kind::Purging if state.is_cleaning() && state.owner() == dead => {
+                discard();
+                awaited = self.settle(State::unmade);
+            }
             Kind::Making | Kind::Purging if state.owner() == dead => {
                 let zero = discard();
                 awaited = self.settle(|state| state.purged(state.kind() == Kind::Making, zero));

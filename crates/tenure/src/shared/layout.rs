@@ -68,8 +68,7 @@ impl Facts {
     /// Returns the facts that were read from a file.
     #[allow(unsafe_code, reason = "bytes become atomics")]
     pub fn of(bytes: [u8; Self::LEN]) -> Facts {
-        // SAFETY: a structure of atomic integers without padding and of the same size. Any bytes
-        // are a valid value.
+        // SAFETY: a structure of atomic integers, of the same size. Any bytes are a valid value.
         unsafe { std::mem::transmute::<[u8; Self::LEN], Facts>(bytes) }
     }
 }

@@ -241,6 +241,7 @@ impl Memory {
             let number = |at: u64| (at - first) as usize / self.shape.record;
             let end = (number(part.end - 1) + 1).min(self.shape.chunks);
             (number(part.start)..end).for_each(&mut *each);
+            true
         })
     }
 
@@ -326,9 +327,15 @@ impl Memory {
     pub fn close(&self, chunks: Range<usize>) -> std::result::Result<(), Errno> {
         let place = |chunk: usize| self.view.start + chunk * self.shape.chunk;
         let range = PageRange::new(place(chunks.start), place(chunks.end));
-        // SAFETY: tenure's own mapping. This process has none of the chunks pinned, so no reference
-        // to them exists.
+        // SAFETY: tenure's own mapping, whose bytes stay as they are.
         unsafe { os::raw_map::protect(range, libc::PROT_NONE) }
+    }
+
+    /// Gives the access to the whole view back.
+    pub fn open(&self, read_only: bool) -> std::result::Result<(), Errno> {
+        let write = if read_only { 0 } else { libc::PROT_WRITE };
+        // SAFETY: as above.
+        unsafe { os::raw_map::protect(self.view, libc::PROT_READ | write) }
     }
 
     /// Returns whether it is memory whose chunks the program numbers, and can touch without a pin.

@@ -227,7 +227,7 @@ impl SharedVolatile {
     /// panicked. `EDEADLK`: the chunk's own refill function pins it. `ENOMEM`: there is no memory
     /// for the chunk; the next pin finds what this one found. `EUSERS`: this process has the chunk
     /// pinned 32,000 times. `EPROTO`: another process has overwritten the header. `EOPNOTSUPP`: a
-    /// refill function makes the memory, and this process is a child that may not use userfaultfd.
+    /// refill function makes the memory, and this process is a child that got no userfaultfd.
     #[inline]
     pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
         self.pin_as("SharedVolatile::pin", chunk)

@@ -108,18 +108,20 @@ impl Region {
     #[inline]
     fn count_one(&self, call: &'static str, chunk: usize) -> Result<()> {
         fork::look();
-        if self.barred.load(Ordering::Relaxed) {
-            return Err(needs_userfaultfd(call));
-        }
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
             // The private count first: a child that is made in between has the pin, and counts it
             // there.
             self.count(chunk).fetch_add(1, Ordering::Relaxed);
-            let counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
+            let mut counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
                 true => Ok(()),
                 false => Err(too_many_pins(call)),
             });
+            // After the count: a handler's child may be barred between the two.
+            if counted.is_ok() && self.barred.load(Ordering::Relaxed) && !self.unbar() {
+                self.slots.uncount(record);
+                counted = Err(needs_userfaultfd(call));
+            }
             if counted.is_err() {
                 self.count(chunk).fetch_sub(1, Ordering::Relaxed);
             }
@@ -184,8 +186,8 @@ impl Region {
             // The private count first: a child that is made in between has no thread that would
             // take the pin away.
             let pins = self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+            self.closed_if_barred(chunk, pins - 1);
             self.slots.uncount(self.chunk(chunk));
-            self.bar_unpinned(chunk, pins - 1);
         });
     }
 
@@ -215,8 +217,8 @@ impl Region {
                     Err(now) => pins = now,
                 }
             }
+            self.closed_if_barred(chunk, pins - 1);
             self.slots.uncount(self.chunk(chunk));
-            self.bar_unpinned(chunk, pins - 1);
             true
         })
     }
@@ -271,17 +273,19 @@ impl Region {
     }
 
     /// Registers the view with userfaultfd, so that a touch of purged bytes raises SIGBUS. Runs on
-    /// the background thread, or in a child that has one thread. `false`: it is not watched.
-    pub fn watch(&self) -> bool {
+    /// the background thread, or in a child.
+    ///
+    /// # Errors
+    /// `ENOSYS`: this process does without userfaultfd. Others that [pass](detection::is_passing).
+    pub fn watch(&self) -> std::result::Result<(), Errno> {
         // Users of kept chunks have mappings of their own.
-        if self.shape.asked == 0 && detection::by_userfaultfd() {
-            let epoch = detection::epoch();
-            if detection::register(Watch::Sigbus, self.view()).is_ok() {
-                self.watched.store(epoch, Ordering::Release);
-                return true;
-            }
+        if self.shape.asked != 0 || !detection::by_userfaultfd() {
+            return Err(Errno::NOSYS);
         }
-        false
+        let epoch = detection::epoch();
+        detection::register(Watch::Sigbus, self.view())?;
+        self.watched.store(epoch, Ordering::Release);
+        Ok(())
     }
 
     /// Tells all processes that this one has the memory open and is not watched.
@@ -293,20 +297,27 @@ impl Region {
 
     /// [Watches](Self::watch) a view whose watch has ended.
     pub fn watch_again(&self) {
-        if self.barred.load(Ordering::Relaxed) || self.is_watched_here() || self.watch() {
+        if self.barred.load(Ordering::Relaxed) {
+            self.unbar();
             return;
         }
-        // Otherwise it is being opened, and the opener tells.
-        if self.watched.load(Ordering::Relaxed) != 0 {
-            self.tell_unwatched();
+        if self.is_watched_here() {
+            return;
+        }
+        // If it was never watched, it is being opened, and the opener tells.
+        let has_ended = self.watched.load(Ordering::Relaxed) != 0;
+        match self.watch() {
+            Err(errno) if has_ended && errno != Errno::AGAIN => self.tell_unwatched(),
+            _ => {}
         }
     }
 
     /// [Watches](Self::watch) the view of a child.
     pub fn watch_in_child(&self) {
-        let safe = self.watch() || (self.needs_watch() && self.bar());
-        if !safe {
-            self.tell_unwatched();
+        match self.watch() {
+            Ok(()) => {}
+            Err(_) if self.needs_watch() => self.bar(),
+            Err(_) => self.tell_unwatched(),
         }
     }
 
@@ -317,29 +328,44 @@ impl Region {
         self.shape.refilled && self.facts().unwatched.load(Ordering::Relaxed) == 0
     }
 
-    /// From now on this process can touch only the chunks that it has pinned already, and can pin
-    /// no more. `false`: the kernel refuses that.
-    fn bar(&self) -> bool {
-        self.barred.store(true, Ordering::Relaxed);
-        let unpinned = |chunk: &usize| self.count(*chunk).load(Ordering::Relaxed) == 0;
+    /// In a child: from now on this process can touch only the chunks that it has pinned and that
+    /// are made, and can pin no more, until it is watched.
+    fn bar(&self) {
+        self.barred.store(true, Ordering::SeqCst);
+        let is_closed = |chunk: &usize| {
+            let is_made =
+                || matches!(self.chunk(*chunk).load().kind(), Kind::Intact | Kind::Checked);
+            self.count(*chunk).load(Ordering::Relaxed) == 0 || !is_made()
+        };
         let mut chunk = 0;
         while chunk < self.shape.chunks {
-            let run = (chunk..self.shape.chunks).take_while(unpinned).count();
+            let run = (chunk..self.shape.chunks).take_while(is_closed).count();
             if run > 0 && self.close(chunk..chunk + run).is_err() {
-                self.barred.store(false, Ordering::Relaxed);
-                return false;
+                // At the limit of mappings all of it is closed: that splits none.
+                let _ = self.close(0..self.shape.chunks);
+                return;
             }
             chunk += run.max(1);
         }
-        true
     }
 
-    /// In a process that is [barred](Self::bar), after it has taken a pin away.
+    /// Ends the [bar](Self::bar) if the view can be watched by now.
+    #[cold]
+    fn unbar(&self) -> bool {
+        let open = self.watch().and_then(|()| self.open(self.read_only));
+        if open.is_ok() {
+            self.barred.store(false, Ordering::SeqCst);
+        }
+        open.is_ok()
+    }
+
+    /// Before a pin is taken away in a process that is [barred](Self::bar): its last pin of the
+    /// chunk ends its access. `pins`: those that are left.
     #[inline]
-    fn bar_unpinned(&self, chunk: usize, pins: u32) {
-        if self.barred.load(Ordering::Relaxed) && pins == 0 {
-            // At the limit of mappings it stays open: this process had it pinned until now.
-            let _ = self.close(chunk..chunk + 1);
+    fn closed_if_barred(&self, chunk: usize, pins: u32) {
+        if self.barred.load(Ordering::Relaxed) && pins == 0 && self.close(chunk..chunk + 1).is_err()
+        {
+            let _ = self.close(0..self.shape.chunks);
         }
     }
 
@@ -352,7 +378,8 @@ impl Region {
     /// Returns whether a touch of purged bytes raises SIGBUS. Not if any process has the memory open
     /// that is not watched: its touch puts zeros there for all.
     pub fn is_watched(&self) -> bool {
-        self.is_watched_here() && self.facts().unwatched.load(Ordering::Relaxed) == 0
+        let is_told = self.facts().unwatched.load(Ordering::Relaxed) != 0;
+        self.is_watched_here() && !is_told && !detection::is_lost()
     }
 }
 
@@ -377,11 +404,11 @@ pub(super) fn damaged(call: &'static str) -> Error {
 
 #[cold]
 pub(super) fn needs_userfaultfd(call: &'static str) -> Error {
-    let why = "refill functions make this memory, and threads touch it without pins; this process may not \
-        use userfaultfd, so its touch of bytes that are gone would put zeros there for all processes";
+    let why = "refill functions make this memory, and threads touch it without pins; this process has no \
+        userfaultfd, so its touch of bytes that are gone would put zeros there for all processes";
     let remedy =
-        "allow userfaultfd (`tenure doctor`), or make the memory in a process without it, or \
-        without a refill function";
+        "allow userfaultfd (`tenure doctor`) and a free descriptor, and call start_worker in a \
+        child; or make the memory without a refill function, or in a process without userfaultfd";
     Error::new(ErrorKind::Unsupported, call, why, remedy)
 }
 

@@ -3,13 +3,15 @@
 use super::layout::{Shape, Use};
 use super::region::{needs_userfaultfd, Region};
 use super::{list, purge, room, touch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os::shared_file::SharedFile;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
 use crate::runtime::{fork, worker};
-use crate::tracking;
+use crate::tracking::{self, detection};
+use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// For the whole process: the entry of shared memory in the register of services.
 pub(super) static SERVICE: Service = Service {
@@ -34,6 +36,9 @@ pub(super) static SERVICE: Service = Service {
     ..Service::named("shared", &[Rank::SharedList, Rank::SharedRoom])
 };
 
+/// How many milliseconds an opener waits for another thread that replaces the userfaultfds.
+const PATIENCE: u32 = 500;
+
 /// Maps a file, and lists its region for the worker. `new`: the shape of a new file.
 pub(super) fn open(
     call: &'static str,
@@ -42,19 +47,36 @@ pub(super) fn open(
     usage: Use,
     read_only: bool,
 ) -> Result<Arc<Region>> {
-    tracking::ready_to_watch(call)?;
+    get_ready(call)?;
     let service = fork::register(&SERVICE);
     let mut region = Arc::new(Region::map(call, file, new, usage, read_only)?);
     let is_new = new.is_some();
     list::add(&region, || region.slots.enter(call, &region, is_new))?;
     // On the worker's thread: the program cannot close the descriptors in that thread's table.
-    let watched = worker::on_worker(|| region.watch()) == Some(true);
-    if !watched && !is_new && region.needs_watch() {
-        close(&mut region);
-        return Err(needs_userfaultfd(call));
+    let watch = || worker::on_worker(|| region.watch()).unwrap_or(Err(Errno::AGAIN));
+    let mut watched = watch();
+    for _ in 0..PATIENCE {
+        if watched != Err(Errno::AGAIN) {
+            break;
+        }
+        // Another thread replaces the userfaultfds.
+        std::thread::sleep(Duration::from_millis(1));
+        watched = watch();
     }
-    if !watched {
-        region.tell_unwatched();
+    let refused = match watched {
+        Err(errno) if detection::is_passing(errno) => {
+            Some(Error::system(call, "registering the memory with userfaultfd", errno))
+        }
+        Err(_) if !is_new && region.needs_watch() => Some(needs_userfaultfd(call)),
+        Err(_) => {
+            region.tell_unwatched();
+            None
+        }
+        Ok(()) => None,
+    };
+    if let Some(refused) = refused {
+        close(&mut region);
+        return Err(refused);
     }
     worker::call(service);
     Ok(region)
@@ -63,7 +85,8 @@ pub(super) fn open(
 /// Starts the background thread of this process, which purges shared memory when little is left
 /// under this process's limits, and removes the pins of dead processes. A process that makes or
 /// opens memory has one. A forked child that goes on after its parent's end (a daemon), or that has
-/// a memory cgroup of its own, calls this after the fork. Nothing starts a thread in a child by
+/// a memory cgroup of its own, calls this after the fork, and before it closes descriptors that are
+/// not its own (tenure's userfaultfd is one of them). Nothing starts a thread in a child by
 /// itself: the child may be about to forbid threads, or to change its namespaces.
 ///
 /// ```
@@ -79,10 +102,20 @@ pub(super) fn open(
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub fn start_worker() -> Result<()> {
+    let call = "shared::start_worker";
     let service = fork::register(&SERVICE);
-    worker::start("shared::start_worker")?;
+    get_ready(call)?;
+    worker::start(call)?;
+    worker::on_worker(|| list::each(|region| region.watch_again()));
     worker::call(service);
     Ok(())
+}
+
+/// Makes sure that there is a worker and, where it can be had, a userfaultfd. A child may have closed
+/// its descriptors.
+fn get_ready(call: &'static str) -> Result<()> {
+    tracking::before_claiming();
+    tracking::ready_to_watch(call)
 }
 
 /// Ends this process's use of a region.

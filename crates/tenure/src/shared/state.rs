@@ -24,6 +24,8 @@ pub(super) enum Kind {
     Damaged,
 }
 
+/// The kind of a chunk that is [cleaned](State::cleaning).
+const CLEANING: u8 = 6;
 /// A process waits for the state to change.
 const AWAITED: u64 = 1 << 8;
 /// The last maker died, or gave up, before the bytes were whole.
@@ -47,7 +49,7 @@ impl State {
             1 => Kind::Intact,
             2 => Kind::Purged,
             3 => Kind::Making,
-            4 => Kind::Purging,
+            4 | CLEANING => Kind::Purging,
             5 => Kind::Checked,
             _ => Kind::Damaged,
         }
@@ -115,7 +117,11 @@ impl State {
     /// comes [`unmade`](Self::unmade).
     pub fn cleaning(self, owner: u32) -> State {
         let fresh = if self.kind() == Kind::Fresh { WAS_FRESH } else { 0 };
-        State(self.with(4, HALF_MADE | NOT_ZERO).0 | fresh | u64::from(owner) << 16)
+        State(self.with(CLEANING.into(), HALF_MADE | NOT_ZERO).0 | fresh | u64::from(owner) << 16)
+    }
+
+    pub fn is_cleaning(self) -> bool {
+        self.0 as u8 == CLEANING
     }
 
     /// It was made, or its memory was not given back after all.
@@ -166,6 +172,7 @@ mod tests {
         let again = purged.making(2);
         assert!(!again.was_fresh() && again.unmade() == purged);
         assert_eq!((purged.cleaning(3).kind(), purged.cleaning(3).owner()), (Kind::Purging, 3));
+        assert!(purged.cleaning(3).is_cleaning() && !intact.purging(3).is_cleaning());
         assert!(purged.cleaning(3).awaited().unmade() == purged);
         assert!(fresh.cleaning(3).unmade().kind() == Kind::Fresh);
         let half = again.purged(true, false);

@@ -54,8 +54,11 @@ impl SharedStats {
         let mut recorded = 0;
         region.each_recorded(|number| {
             let chunk = region.chunk(number);
-            let count = match chunk.load().kind() {
+            let state = chunk.load();
+            let count = match state.kind() {
                 Kind::Fresh => &mut stats.fresh,
+                Kind::Purging if state.is_cleaning() && state.was_fresh() => &mut stats.fresh,
+                Kind::Purging if state.is_cleaning() => &mut stats.purged,
                 Kind::Intact | Kind::Checked | Kind::Purging => &mut stats.intact,
                 Kind::Purged => &mut stats.purged,
                 Kind::Making => &mut stats.making,

@@ -15,8 +15,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 const LONGEST: u64 = 2000;
 /// A search that has found nothing is followed by a pause, this many times as long.
 const PAUSE: u64 = 20;
-/// This much of the file is searched between two looks at the clock: a few milliseconds.
-const WINDOW: u64 = 256 << 20;
+/// So many chunks are searched between two looks at the clock.
+const BETWEEN: usize = 1024;
 
 /// While memory is short: gives such pages back. `urgent`: there was too little to purge.
 pub(super) fn remove(urgent: bool) {
@@ -40,35 +40,31 @@ pub(super) fn remove(urgent: bool) {
     NEXT.store(now + pause, Ordering::Relaxed);
 }
 
-/// Returns whether a page was found.
+/// Returns whether a page was given back.
 fn remove_from(region: &Region) -> bool {
     let Some(own) = region.slots.own_or_none() else { return false };
     let (whole, until) = (region.shape.data as u64, room::now() + LONGEST);
-    let first = region.strays_at.load(Ordering::Relaxed);
-    let (mut at, mut any) = (first, false);
-    loop {
-        let end = (at + WINDOW).min(whole);
-        let searched = region.file.each_part_there(at..end, |part| {
-            let number = |at: u64| at as usize / region.shape.chunk;
-            for chunk in number(part.start)..=number(part.end - 1) {
-                any |= clean(region, chunk, own);
+    let (mut at, mut any) = (region.strays_at.load(Ordering::Relaxed), false);
+    let searched = region.file.each_part_there(at..whole, |part| {
+        let number = |at: u64| at as usize / region.shape.chunk;
+        for chunk in number(part.start)..=number(part.end - 1) {
+            any |= clean(region, chunk, own);
+            at = region.offset_of(chunk + 1);
+            if chunk % BETWEEN == 0 && room::now() >= until {
+                return false;
             }
-        });
-        at = if end == whole { 0 } else { end };
-        if searched.is_err() || at == first || room::now() >= until {
-            break;
         }
-    }
-    region.strays_at.store(at, Ordering::Relaxed);
+        room::now() < until
+    });
+    let is_done = searched.is_err() || at >= whole || room::now() < until;
+    region.strays_at.store(if is_done { 0 } else { at }, Ordering::Relaxed);
     any
 }
 
 fn clean(region: &Region, chunk: usize, own: u32) -> bool {
     // No handler's child goes on with the work.
     let blocked = Blocked::all();
-    let (cleaned, awaited) = region.chunk(chunk).clean(own, || {
-        let _ = region.discard(chunk, &blocked);
-    });
+    let (cleaned, awaited) = region.chunk(chunk).clean(own, || region.discard(chunk, &blocked));
     if awaited {
         region.wake(chunk);
     }

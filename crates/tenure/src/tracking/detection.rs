@@ -167,7 +167,7 @@ fn find(call: &'static str) -> Result<Detection> {
 }
 
 /// Returns whether a later attempt may succeed.
-fn is_passing(errno: Errno) -> bool {
+pub(crate) fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::INTR)
 }
 

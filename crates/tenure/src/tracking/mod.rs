@@ -43,6 +43,7 @@ mod watch_again;
 mod word;
 
 pub(crate) use service::{ready, ready_to_watch, watch_forks};
+pub(crate) use settle::before_claiming;
 
 use crate::runtime::fork;
 use map_lock::MapLock;

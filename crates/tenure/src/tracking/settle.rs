@@ -47,7 +47,7 @@ pub(super) fn settle(
 
 /// Does the work that must precede any claim: notices a fork whose handlers did not run, and
 /// replaces lost descriptors.
-pub(super) fn before_claiming() {
+pub(crate) fn before_claiming() {
     assert_none_held();
     fork::look();
     if detection::is_lost() && !worker::is_worker() {

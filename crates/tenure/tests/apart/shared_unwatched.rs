@@ -1,9 +1,12 @@
 //! Processes without userfaultfd that have shared memory open: no other process reads zeros because
 //! of their touches, and the pages of such touches are given back.
 
+use crate::promise_kit::stepping::{self, Stepping};
 use crate::promise_kit::*;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use tenure::shared::SharedVolatile;
 use tenure_testkit::refused::{capability, Manner};
 use tenure_testkit::seccomp::Filter;
@@ -73,6 +76,116 @@ fn a_child_without_userfaultfd_puts_no_zeros_where_others_touch_without_pins() {
         shared.purge_now(0..4).unwrap();
         let bytes = (0..4).flat_map(|chunk| [0, CHUNK - 1].map(|at| touch(&shared, chunk, at)));
         assert_eq!(bytes.collect::<Vec<_>>(), [7; 8]);
+    });
+}
+
+/// Only chunks that are made stay open for such a child: the bytes of others are no one's yet.
+#[test]
+fn a_child_without_userfaultfd_does_not_touch_what_is_being_made() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let may_end = Arc::new(AtomicBool::new(false));
+        let until = may_end.clone();
+        let function = move |_: usize, bytes: &mut [u8]| {
+            while !until.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            bytes.fill(7);
+            Ok(())
+        };
+        let shared = SharedVolatile::builder(4 * CHUNK).refill(function).build().unwrap();
+        or_skip!(forbid_userfaultfd());
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(shared.pin(2).unwrap()));
+            assert!(waited(|| shared.stats().making == 1));
+            let child = forked(|| _ = std::hint::black_box(touch(&shared, 2, 9)));
+            may_end.store(true, Ordering::Relaxed);
+            assert_eq!(child, Ended::Signal(libc::SIGSEGV));
+        });
+        assert_eq!((touch(&shared, 2, 9), shared.is_watched()), (7, true));
+    });
+}
+
+/// So many pieces with and without access are more mappings than a process may have.
+#[test]
+fn a_child_without_userfaultfd_pins_nothing_where_mappings_are_at_their_limit() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        const CHUNKS: usize = 70_000;
+        let function = |_: usize, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let builder = SharedVolatile::builder(CHUNKS * PAGE).chunk_size(PAGE);
+        let shared = builder.processes(2).refill(function).build().unwrap();
+        let pins: Vec<_> = (0..CHUNKS).step_by(2).map(|n| shared.pin(n).unwrap()).collect();
+        or_skip!(forbid_userfaultfd());
+        let child = forked(|| {
+            for chunk in [1, CHUNKS - 1] {
+                assert_eq!(shared.pin(chunk).map(drop).unwrap_err().errno(), libc::EOPNOTSUPP);
+            }
+        });
+        assert_eq!((child, shared.is_watched()), (Ended::Well, true));
+        drop(pins);
+    });
+}
+
+/// The child is barred in the midst of its pin, or before it.
+#[test]
+fn a_handlers_child_without_userfaultfd_has_what_it_pins() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let function = |_: usize, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let builder = SharedVolatile::builder(4 * CHUNK).processes(1000);
+        let shared = builder.refill(function).build().unwrap();
+        drop(shared.pin(1).unwrap());
+        or_skip!(forbid_userfaultfd());
+        stepping::begin(Stepping { each: 0, stride: 1, raw: false });
+        let mut pin = None;
+        stepping::stepped(|| pin = Some(shared.read(1)));
+        if stepping::in_child() {
+            if let Some(Ok(Some(made))) = &pin {
+                assert_eq!(made[9], 7);
+            }
+            // SAFETY: ends the child of the handler.
+            unsafe { libc::_exit(0) };
+        }
+        assert_eq!(pin.unwrap().unwrap().unwrap()[9], 7);
+    });
+}
+
+/// A daemon closes what it does not know, and with it tenure's userfaultfd.
+#[test]
+fn a_child_that_has_closed_its_descriptors_is_watched_again() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let (shared, plain) = (made_by_functions(), SharedVolatile::new(4 * CHUNK).unwrap());
+        let file = shared.as_fd().try_clone_to_owned().unwrap();
+        for open in [false, true] {
+            let child = forked(|| {
+                // SAFETY: this child uses none of the descriptors but the two that it keeps.
+                unsafe {
+                    libc::dup2(file.as_raw_fd(), 3);
+                    libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
+                }
+                assert!(!shared.is_watched() && !plain.is_watched());
+                if open {
+                    // SAFETY: the descriptor of the memory, which only this program has.
+                    let again = unsafe { SharedVolatile::open(OwnedFd::from_raw_fd(3)) }.unwrap();
+                    assert!(again.is_watched());
+                    std::mem::forget(again);
+                }
+                tenure::shared::start_worker().unwrap();
+                assert!(shared.is_watched() && plain.is_watched());
+                assert_eq!(touch(&shared, 1, 9), 7);
+            });
+            assert_eq!(child, Ended::Well);
+            assert!(shared.is_watched() && plain.is_watched());
+            shared.purge_now(0..4).unwrap();
+        }
     });
 }
 
