@@ -1,5 +1,7 @@
 //! The core's `shared`, as far as it is modelled.
 
+#[path = "../../tenure/src/shared/bar.rs"]
+mod bar;
 #[path = "../../tenure/src/shared/chunk.rs"]
 mod chunk;
 #[path = "../../tenure/src/shared/inherit.rs"]

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "reads and writes the cell that stands for the chunk's bytes")]
 
+use super::bar::Bar;
 use super::chunk::{Chunk, Found, Purge};
 use super::inherit::Inheritance;
 use super::state::{Kind, State};
@@ -253,6 +254,34 @@ fn a_chunk_that_is_gone_is_cleaned_beside_its_maker() {
             });
         });
     }
+}
+
+/// A barred child is watched by now. One thread ends its inherited pin, and others pin.
+#[test]
+fn who_pins_after_a_bar_has_access() {
+    check("shared: a last pin and two pins beside the end of a bar", 3, Order::Fences, || {
+        lend((Bar::new(), AtomicU32::new(1), AtomicU32::new(1)), |(bar, pins, access)| {
+            bar.set();
+            let uncount = move || {
+                if pins.fetch_sub(1, Ordering::Relaxed) == 1 && bar.is_set() {
+                    bar.while_set(|| access.store(0, Ordering::SeqCst));
+                }
+            };
+            let pin = move || {
+                pins.fetch_add(1, Ordering::Relaxed);
+                let open = || {
+                    access.store(1, Ordering::SeqCst);
+                    true
+                };
+                if !bar.is_set() || bar.end(open) {
+                    assert_eq!(access.load(Ordering::SeqCst), 1);
+                }
+                uncount();
+            };
+            together!(uncount, pin; pin());
+            assert!(!bar.is_set());
+        });
+    });
 }
 
 /// The parent's pin ends while its child counts the inherited pin.

@@ -49,6 +49,7 @@
 //! that: a process without userfaultfd cannot open it.
 
 pub mod ashmem;
+mod bar;
 mod builder;
 mod cache;
 mod chunk;

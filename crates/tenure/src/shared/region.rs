@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "regions are in a list through themselves")]
 
+use super::bar::Bar;
 use super::chunk::Found;
 use super::function::FunctionPlace;
 use super::layout::{Shape, Use};
@@ -35,8 +36,8 @@ pub(super) struct Region {
     /// The descriptors' [`epoch`](detection::epoch) in which the view was registered. 0: it is not
     /// registered.
     watched: AtomicU64,
-    /// This process is a child that userfaultfd cannot watch, of memory that needs it.
-    barred: AtomicBool,
+    /// Set in a child that userfaultfd cannot watch, of memory that needs it.
+    bar: Bar,
     /// Where [`strays`](super::strays) goes on: an offset in the data.
     pub strays_at: AtomicU64,
     /// Another process was purging when this one last tried to purge.
@@ -81,7 +82,7 @@ impl Region {
             slots: Slots::new(),
             refill: FunctionPlace::new(),
             watched: AtomicU64::new(0),
-            barred: AtomicBool::new(false),
+            bar: Bar::new(),
             strays_at: AtomicU64::new(0),
             gave_way: AtomicBool::new(false),
             next: UnsafeCell::new(None),
@@ -113,17 +114,17 @@ impl Region {
             // The private count first: a child that is made in between has the pin, and counts it
             // there.
             self.count(chunk).fetch_add(1, Ordering::Relaxed);
-            let mut counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
+            let counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
                 true => Ok(()),
                 false => Err(too_many_pins(call)),
             });
-            // After the count: a handler's child may be barred between the two.
-            if counted.is_ok() && self.barred.load(Ordering::Relaxed) && !self.unbar() {
-                self.slots.uncount(record);
-                counted = Err(needs_userfaultfd(call));
-            }
             if counted.is_err() {
                 self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+            }
+            // After the count: a handler's child may be barred between the two.
+            if counted.is_ok() && self.bar.is_set() && !self.unbar() {
+                self.uncount_one(chunk);
+                return Err(needs_userfaultfd(call));
             }
             counted
         })?;
@@ -183,12 +184,17 @@ impl Region {
         fork::look();
         self.while_counting(chunk, || {
             self.slots.before_uncount(self.chunk(chunk));
-            // The private count first: a child that is made in between has no thread that would
-            // take the pin away.
-            let pins = self.count(chunk).fetch_sub(1, Ordering::Relaxed);
-            self.closed_if_barred(chunk, pins - 1);
-            self.slots.uncount(self.chunk(chunk));
+            self.uncount_one(chunk);
         });
+    }
+
+    #[inline]
+    fn uncount_one(&self, chunk: usize) {
+        // The private count first: a child that is made in between has no thread that would take
+        // the pin away.
+        let pins = self.count(chunk).fetch_sub(1, Ordering::Relaxed);
+        self.close_if_barred(chunk, pins - 1);
+        self.slots.uncount(self.chunk(chunk));
     }
 
     /// Takes away a pin whose guard was forgotten. If it is this process's last pin and the process
@@ -217,7 +223,7 @@ impl Region {
                     Err(now) => pins = now,
                 }
             }
-            self.closed_if_barred(chunk, pins - 1);
+            self.close_if_barred(chunk, pins - 1);
             self.slots.uncount(self.chunk(chunk));
             true
         })
@@ -297,7 +303,7 @@ impl Region {
 
     /// [Watches](Self::watch) a view whose watch has ended.
     pub fn watch_again(&self) {
-        if self.barred.load(Ordering::Relaxed) {
+        if self.bar.is_set() {
             self.unbar();
             return;
         }
@@ -316,7 +322,7 @@ impl Region {
     pub fn watch_in_child(&self) {
         match self.watch() {
             Ok(()) => {}
-            Err(_) if self.needs_watch() => self.bar(),
+            Err(_) if self.needs_watch() => self.set_bar(),
             Err(_) => self.tell_unwatched(),
         }
     }
@@ -330,8 +336,8 @@ impl Region {
 
     /// In a child: from now on this process can touch only the chunks that it has pinned and that
     /// are made, and can pin no more, until it is watched.
-    fn bar(&self) {
-        self.barred.store(true, Ordering::SeqCst);
+    fn set_bar(&self) {
+        self.bar.set();
         let is_closed = |chunk: &usize| {
             let is_made =
                 || matches!(self.chunk(*chunk).load().kind(), Kind::Intact | Kind::Checked);
@@ -349,24 +355,29 @@ impl Region {
         }
     }
 
-    /// Ends the [bar](Self::bar) if the view can be watched by now.
+    /// Ends the bar if the view can be watched by now.
     #[cold]
     fn unbar(&self) -> bool {
-        let open = self.watch().and_then(|()| self.open(self.read_only));
-        if open.is_ok() {
-            self.barred.store(false, Ordering::SeqCst);
-        }
-        open.is_ok()
+        self.watch().is_ok() && self.bar.end(|| self.open(self.read_only).is_ok())
     }
 
-    /// Before a pin is taken away in a process that is [barred](Self::bar): its last pin of the
-    /// chunk ends its access. `pins`: those that are left.
+    /// In a process that is barred the end of its last pin of a chunk ends its access. The pin
+    /// still counts for other processes. `pins`: those that are left.
     #[inline]
-    fn closed_if_barred(&self, chunk: usize, pins: u32) {
-        if self.barred.load(Ordering::Relaxed) && pins == 0 && self.close(chunk..chunk + 1).is_err()
-        {
-            let _ = self.close(0..self.shape.chunks);
+    fn close_if_barred(&self, chunk: usize, pins: u32) {
+        if pins == 0 && self.bar.is_set() {
+            self.close_one(chunk);
         }
+    }
+
+    #[cold]
+    fn close_one(&self, chunk: usize) {
+        let _blocked = Blocked::all();
+        self.bar.while_set(|| {
+            if self.close(chunk..chunk + 1).is_err() {
+                let _ = self.close(0..self.shape.chunks);
+            }
+        });
     }
 
     /// Returns whether userfaultfd watches the memory in this process.
