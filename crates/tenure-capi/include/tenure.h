@@ -1639,7 +1639,8 @@ struct tenure_shared *tenure_shared_new(size_t len,
  * Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
  * it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
  * descriptor is open for reading only, or sealed. EOPNOTSUPP: refill callbacks make it, and this
- * process may not use userfaultfd. ENOENT: there is no /proc. ENOMEM, EMFILE.
+ * process may not use userfaultfd. EAGAIN: no thread, or another thread replaces the userfaultfds.
+ * ENOENT: there is no /proc. ENOMEM, EMFILE.
  */
 TENURE_MUST_USE struct tenure_shared *tenure_shared_open(int fd);
 
@@ -1865,7 +1866,8 @@ int tenure_shared_stats(struct tenure_shared *s,
  * a memory cgroup of its own, calls this after the fork, and before it closes descriptors that are
  * not its own (tenure's userfaultfd is one of them). Nothing starts a thread in a child by itself.
  *
- * Errors: EAGAIN: no thread could be created.
+ * Errors: EAGAIN: no thread could be created. EMFILE, ENFILE, ENOMEM: this process
+ * got no userfaultfd; call again when it may open files.
  */
 int tenure_shared_start_worker(void);
 

@@ -161,7 +161,8 @@ pub unsafe extern "C" fn tenure_shared_new(
 /// Errors (NULL): EBADF: no descriptor. EPROTO: it is no shared volatile memory of this version, or
 /// it is damaged. EUSERS: as many processes have it open as its maker allowed. EACCES, EPERM: the
 /// descriptor is open for reading only, or sealed. EOPNOTSUPP: refill callbacks make it, and this
-/// process may not use userfaultfd. ENOENT: there is no /proc. ENOMEM, EMFILE.
+/// process may not use userfaultfd. EAGAIN: no thread, or another thread replaces the userfaultfds.
+/// ENOENT: there is no /proc. ENOMEM, EMFILE.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn tenure_shared_open(fd: c_int) -> *mut tenure_shared {

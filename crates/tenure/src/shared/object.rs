@@ -73,7 +73,8 @@ impl SharedVolatile {
     /// many processes have it open as its maker allowed. `EACCES`, `EPERM`: the descriptor is open
     /// only for reading, or sealed. `EOPNOTSUPP`: a [refill
     /// function](super::SharedVolatileBuilder::refill) makes it, and this process may not use
-    /// userfaultfd. `ENOENT`: there is no `/proc`. `ENOMEM`, `EMFILE`.
+    /// userfaultfd. `EAGAIN`: no thread, or another thread replaces the userfaultfds. `ENOENT`: there
+    /// is no `/proc`. `ENOMEM`, `EMFILE`.
     pub unsafe fn open(descriptor: OwnedFd) -> Result<SharedVolatile> {
         SharedVolatile::open_as("SharedVolatile::open", descriptor, Use::Chunks, false)
     }
@@ -228,6 +229,7 @@ impl SharedVolatile {
     /// for the chunk; the next pin finds what this one found. `EUSERS`: this process has the chunk
     /// pinned 32,000 times. `EPROTO`: another process has overwritten the header. `EOPNOTSUPP`: a
     /// refill function makes the memory, and this process is a child that got no userfaultfd.
+    /// `EBADF`: it is not watched, and the program has closed the memory's descriptor.
     #[inline]
     pub fn pin(&self, chunk: usize) -> Result<SharedPin<'_>> {
         self.pin_as("SharedVolatile::pin", chunk)

@@ -98,7 +98,7 @@ impl Region {
         if self.count_one("pin", chunk).is_err() {
             return false;
         }
-        let is_intact = self.chunk(chunk).look(None) == Found::Intact;
+        let is_intact = self.chunk(chunk).look(None) == Found::Intact && self.has_access();
         if !is_intact {
             self.unpin(chunk);
         }
@@ -120,11 +120,6 @@ impl Region {
             });
             if counted.is_err() {
                 self.count(chunk).fetch_sub(1, Ordering::Relaxed);
-            }
-            // After the count: a handler's child may be barred between the two.
-            if counted.is_ok() && self.bar.is_set() && !self.unbar() {
-                self.uncount_one(chunk);
-                return Err(needs_userfaultfd(call));
             }
             counted
         })?;
@@ -165,6 +160,10 @@ impl Region {
                 self.unpin(chunk);
                 return Err(damaged(call));
             }
+            Found::Intact if !self.has_access() => {
+                self.unpin(chunk);
+                return Err(needs_userfaultfd(call));
+            }
             Found::Intact | Found::ToMake(..) | Found::Busy(_) => {}
         }
         Ok(found)
@@ -174,6 +173,9 @@ impl Region {
     #[cold]
     fn look_to_make(&self, call: &'static str, chunk: usize) -> Result<Found> {
         let _blocked = Blocked::all();
+        if !self.has_access() {
+            return Err(needs_userfaultfd(call));
+        }
         let own = self.slots.own_now(call)?;
         Ok(self.chunk(chunk).look(Some((own, generation::current()))))
     }
@@ -307,7 +309,7 @@ impl Region {
             self.unbar();
             return;
         }
-        if self.is_watched_here() {
+        if self.is_watched_here() && !detection::is_lost() {
             return;
         }
         // If it was never watched, it is being opened, and the opener tells.
@@ -321,6 +323,8 @@ impl Region {
     /// [Watches](Self::watch) the view of a child.
     pub fn watch_in_child(&self) {
         match self.watch() {
+            // A child of a child that was barred.
+            Ok(()) if self.bar.is_set() => _ = self.unbar(),
             Ok(()) => {}
             Err(_) if self.needs_watch() => self.set_bar(),
             Err(_) => self.tell_unwatched(),
@@ -355,6 +359,13 @@ impl Region {
         }
     }
 
+    /// After a look has found the chunk intact, so that its pin keeps it so: whether this process
+    /// may touch it. If a handler makes a child after this, the child has this access, too.
+    #[inline]
+    fn has_access(&self) -> bool {
+        !self.bar.is_set() || self.unbar()
+    }
+
     /// Ends the bar if the view can be watched by now.
     #[cold]
     fn unbar(&self) -> bool {
@@ -384,6 +395,7 @@ impl Region {
     pub fn is_watched_here(&self) -> bool {
         self.watched.load(Ordering::Acquire) == detection::epoch()
             && detection::detection() == Detection::Userfaultfd
+            && !detection::is_missing()
     }
 
     /// Returns whether a touch of purged bytes raises SIGBUS. Not if any process has the memory open

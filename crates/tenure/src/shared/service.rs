@@ -100,7 +100,8 @@ pub(super) fn open(
 /// Two threads, as for private volatile memory. Nothing if the process has them.
 ///
 /// # Errors
-/// `EAGAIN`: no thread could be created.
+/// `EAGAIN`: no thread could be created. `EMFILE`, `ENFILE`, `ENOMEM`: this process got no
+/// userfaultfd. Call again when it may open files.
 pub fn start_worker() -> Result<()> {
     let call = "shared::start_worker";
     let service = fork::register(&SERVICE);
@@ -108,7 +109,12 @@ pub fn start_worker() -> Result<()> {
     worker::start(call)?;
     worker::on_worker(|| list::each(|region| region.watch_again()));
     worker::call(service);
-    Ok(())
+    match detection::failure() {
+        Some(errno) if detection::is_passing(errno) => {
+            Err(Error::system(call, "opening a userfaultfd", errno))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes sure that there is a worker and, where it can be had, a userfaultfd. A child may have closed

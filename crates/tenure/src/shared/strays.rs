@@ -15,7 +15,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 const LONGEST: u64 = 2000;
 /// A search that has found nothing is followed by a pause, this many times as long.
 const PAUSE: u64 = 20;
-/// So many chunks are searched between two looks at the clock.
+/// So many chunks that need no cleaning are searched between two looks at the clock.
 const BETWEEN: usize = 1024;
 
 /// While memory is short: gives such pages back. `urgent`: there was too little to purge.
@@ -48,9 +48,10 @@ fn remove_from(region: &Region) -> bool {
     let searched = region.file.each_part_there(at..whole, |part| {
         let number = |at: u64| at as usize / region.shape.chunk;
         for chunk in number(part.start)..=number(part.end - 1) {
-            any |= clean(region, chunk, own);
+            let cleaned = clean(region, chunk, own);
+            any |= cleaned;
             at = region.offset_of(chunk + 1);
-            if chunk % BETWEEN == 0 && room::now() >= until {
+            if (cleaned || chunk % BETWEEN == 0) && room::now() >= until {
                 return false;
             }
         }

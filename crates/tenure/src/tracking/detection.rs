@@ -48,8 +48,8 @@ struct Replacement {
     times: AtomicU32,
     /// A thread opens new ones in place of lost ones.
     under_way: AtomicBool,
-    /// That thread has begun to give up the watches of the old ones: nothing is registered
-    /// meanwhile.
+    /// That thread has begun to give up the watches of the old ones, or the background thread has no
+    /// copies of the new ones: nothing is registered meanwhile.
     giving_up: AtomicBool,
     /// Why there are none, if opening failed.
     failure: AtomicI32,
@@ -357,11 +357,19 @@ pub(super) fn recover(give_up: impl Fn() + Sync) {
 }
 
 /// Nothing is watched, so the background thread need not end first, and continues if no descriptor
-/// can be opened.
+/// can be opened. Until the thread has copies it must register nothing.
 fn replace_missing() {
+    REPLACEMENT.giving_up.store(true, Ordering::SeqCst);
     if is_missing() && reopen().is_ok() {
         let _ = worker::restart("detection", || ());
     }
+    REPLACEMENT.giving_up.store(false, Ordering::SeqCst);
+}
+
+/// Returns why this process has no descriptors, if it uses userfaultfd and they are missing or lost.
+pub(crate) fn failure() -> Option<Errno> {
+    let failed = is_missing() || is_lost();
+    failed.then(|| Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire)))
 }
 
 /// One thread replaces the descriptors; other threads that come here wait.

@@ -5,9 +5,9 @@ use crate::promise_kit::stepping::{self, Stepping};
 use crate::promise_kit::*;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use tenure::shared::SharedVolatile;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use tenure::shared::{SharedPin, SharedVolatile};
 use tenure_testkit::refused::{capability, Manner};
 use tenure_testkit::seccomp::Filter;
 use tenure_testkit::{or_skip, this_test};
@@ -45,7 +45,8 @@ fn a_child_without_userfaultfd_puts_no_zeros_where_others_touch_without_pins() {
         // What it has inherited pinned it may read until it takes the last pin away.
         let child = forked(|| {
             assert_eq!((pinned[9], touch(&shared, 1, CHUNK - 1)), (7, 7));
-            for refused in [shared.pin(0).map(drop), shared.read(0).map(drop)] {
+            assert!(shared.read(0).unwrap().is_none());
+            for refused in [shared.pin(0).map(drop), shared.read(1).map(drop)] {
                 assert_eq!(refused.unwrap_err().errno(), libc::EOPNOTSUPP);
             }
             let file = shared.as_fd().try_clone_to_owned().unwrap();
@@ -131,10 +132,8 @@ fn a_child_without_userfaultfd_pins_nothing_where_mappings_are_at_their_limit() 
 }
 
 /// The child is barred in the midst of its pin, or before it.
-#[test]
-fn a_handlers_child_without_userfaultfd_has_what_it_pins() {
-    needs_userfaultfd!();
-    promised(this_test!(), || {
+fn a_handler_forks_in_a_pin(test: &str, is_there: bool) {
+    promised(test, || {
         let function = |_: usize, bytes: &mut [u8]| {
             bytes.fill(7);
             Ok(())
@@ -143,17 +142,162 @@ fn a_handlers_child_without_userfaultfd_has_what_it_pins() {
         let shared = builder.refill(function).build().unwrap();
         drop(shared.pin(1).unwrap());
         or_skip!(forbid_userfaultfd());
-        stepping::begin(Stepping { each: 0, stride: 1, raw: false });
+        if !is_there {
+            shared.purge_now(1..2).unwrap();
+        }
+        // To make the chunk takes many more instructions.
+        let stride = if is_there { 1 } else { 7 };
+        stepping::begin(Stepping { each: 0, stride, raw: false });
         let mut pin = None;
-        stepping::stepped(|| pin = Some(shared.read(1)));
+        stepping::stepped(|| pin = Some(shared.pin(1)));
+        let made = pin.and_then(Result::ok).and_then(SharedPin::intact);
         if stepping::in_child() {
-            if let Some(Ok(Some(made))) = &pin {
-                assert_eq!(made[9], 7);
-            }
+            assert!(made.is_none_or(|made| made[9] == 7));
             // SAFETY: ends the child of the handler.
             unsafe { libc::_exit(0) };
         }
-        assert_eq!(pin.unwrap().unwrap().unwrap()[9], 7);
+        assert_eq!(made.unwrap()[9], 7);
+    });
+}
+
+#[test]
+fn a_handlers_child_without_userfaultfd_has_what_it_pins() {
+    needs_userfaultfd!();
+    a_handler_forks_in_a_pin(this_test!(), true);
+}
+
+#[test]
+fn a_handlers_child_without_userfaultfd_has_what_it_makes() {
+    needs_userfaultfd!();
+    a_handler_forks_in_a_pin(this_test!(), false);
+}
+
+/// Another thread's pin, which is refused, counts for a moment.
+#[test]
+fn the_last_pin_of_a_child_without_userfaultfd_ends_its_access() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        const CHUNKS: usize = 512;
+        let function = |_: usize, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let builder = SharedVolatile::builder(CHUNKS * PAGE).chunk_size(PAGE);
+        let shared = builder.refill(function).build().unwrap();
+        let pins: Vec<_> = (0..CHUNKS).map(|n| shared.pin(n).unwrap()).collect();
+        or_skip!(forbid_userfaultfd());
+        let child = forked(|| {
+            let at = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| loop {
+                    let chunk = at.load(Ordering::Relaxed);
+                    if chunk == CHUNKS {
+                        break;
+                    }
+                    assert!(shared.pin(chunk).is_err());
+                });
+                for (chunk, pin) in pins.into_iter().enumerate() {
+                    at.store(chunk, Ordering::Relaxed);
+                    (0..200).for_each(|_| std::hint::spin_loop());
+                    drop(pin);
+                }
+                at.store(CHUNKS, Ordering::Relaxed);
+            });
+            let open = |chunk: &usize| peek(shared.as_ptr(*chunk).unwrap() as usize).is_some();
+            assert_eq!((0..CHUNKS).filter(open).count(), 0);
+        });
+        assert_eq!(child, Ended::Well);
+    });
+}
+
+fn set_most_files(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
+    // SAFETY: reads a local structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+/// A child that can open one file at the fork: tenure's slot for it, but no userfaultfd. Later it can
+/// open more.
+fn short_of_files(body: impl FnOnce()) -> Ended {
+    let free = rustix::io::dup(std::io::stderr()).unwrap();
+    let next = free.as_raw_fd() as u64;
+    drop(free);
+    set_most_files(next + 1);
+    let ended = forked(body);
+    set_most_files(1024);
+    ended
+}
+
+#[test]
+fn a_child_that_was_short_of_files_is_watched_as_soon_as_it_can_open_them() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        drop(shared.pin(1).unwrap());
+        let child = short_of_files(|| {
+            assert_eq!(shared.pin(1).map(drop).unwrap_err().errno(), libc::EOPNOTSUPP);
+            assert_eq!(tenure::shared::start_worker().unwrap_err().errno(), libc::EMFILE);
+            set_most_files(1024);
+            // Its child gets one.
+            assert_eq!(forked(|| assert_eq!(touch(&shared, 1, 9), 7)), Ended::Well);
+            tenure::shared::start_worker().unwrap();
+            assert_eq!((touch(&shared, 1, 9), touch(&shared, 2, 9)), (7, 7));
+            assert_eq!(shared.pin(3).unwrap().intact().unwrap()[9], 7);
+        });
+        assert_eq!((child, shared.is_watched()), (Ended::Well, true));
+    });
+}
+
+/// The background thread has no copies of new userfaultfds for a moment.
+#[test]
+fn memory_that_is_opened_beside_new_userfaultfds_is_watched() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        for _ in 0..10 {
+            let child = short_of_files(|| {
+                assert!(tenure::shared::start_worker().is_err());
+                set_most_files(1024);
+                let together = Barrier::new(6);
+                std::thread::scope(|scope| {
+                    for thread in 0..6 {
+                        let (shared, together) = (&shared, &together);
+                        scope.spawn(move || {
+                            together.wait();
+                            (0..thread * 2000).for_each(|_| std::hint::spin_loop());
+                            let memory = match thread % 2 {
+                                0 => SharedVolatile::new(CHUNK).unwrap(),
+                                _ => {
+                                    let file = shared.as_fd().try_clone_to_owned().unwrap();
+                                    // SAFETY: only this program has the file.
+                                    unsafe { SharedVolatile::open(file) }.unwrap()
+                                }
+                            };
+                            assert!(waited(|| memory.is_watched()));
+                        });
+                    }
+                });
+            });
+            assert_eq!(child, Ended::Well);
+        }
+        assert!(shared.is_watched());
+    });
+}
+
+/// It gets no userfaultfd, and all processes can see that.
+#[test]
+fn a_child_that_has_closed_its_descriptors_and_gets_no_new_ones_tells() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        let child = forked(|| {
+            // SAFETY: this child uses none of the descriptors.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            set_most_files(3);
+            assert_eq!(tenure::shared::start_worker().unwrap_err().errno(), libc::EMFILE);
+            assert!(!shared.is_watched());
+        });
+        assert_eq!((child, shared.is_watched()), (Ended::Well, false));
     });
 }
 
