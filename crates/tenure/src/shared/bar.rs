@@ -25,9 +25,13 @@ impl Bar {
         self.state.load(Ordering::SeqCst) != OPEN
     }
 
+    /// In a child: its parent's threads that were closing chunks are not in it.
+    pub fn reset_in_child(&self) {
+        self.closing.store(0, Ordering::SeqCst);
+    }
+
     /// Sets it, in a child that has one thread.
     pub fn set(&self) {
-        self.closing.store(0, Ordering::SeqCst);
         self.state.store(BARRED, Ordering::SeqCst);
     }
 
@@ -41,14 +45,16 @@ impl Bar {
         self.closing.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Ends it by `open`, which gives all access back. No chunk is closed after that.
-    pub fn end(&self, open: impl FnOnce() -> bool) -> bool {
+    /// Ends it by `open`, which gives all access back. No chunk is closed after that. `wait` lets
+    /// other threads run. The caller's signals are blocked: a handler's child, which is barred,
+    /// would go on with the end.
+    pub fn end(&self, wait: impl Fn(), open: impl FnOnce() -> bool) -> bool {
         let begun = self.state.compare_exchange(BARRED, ENDING, Ordering::SeqCst, Ordering::SeqCst);
         if begun == Err(OPEN) {
             return true;
         }
         while self.closing.load(Ordering::SeqCst) > 0 {
-            crate::sync::yield_now();
+            wait();
         }
         let is_open = open();
         if is_open {

@@ -296,9 +296,10 @@ impl Region {
         Ok(())
     }
 
-    /// Tells all processes that this one has the memory open and is not watched.
+    /// Tells all processes that this one has the memory open and is not watched. A process that is
+    /// barred does no harm.
     pub fn tell_unwatched(&self) {
-        if self.shape.asked == 0 {
+        if self.shape.asked == 0 && !self.bar.is_set() {
             self.facts().unwatched.store(1, Ordering::Relaxed);
         }
     }
@@ -309,7 +310,8 @@ impl Region {
             self.unbar();
             return;
         }
-        if self.is_watched_here() && !detection::is_lost() {
+        // If the program has closed the userfaultfd, this thread cannot replace it.
+        if self.is_watched_here() || detection::is_lost() {
             return;
         }
         // If it was never watched, it is being opened, and the opener tells.
@@ -322,6 +324,7 @@ impl Region {
 
     /// [Watches](Self::watch) the view of a child.
     pub fn watch_in_child(&self) {
+        self.bar.reset_in_child();
         match self.watch() {
             // A child of a child that was barred.
             Ok(()) if self.bar.is_set() => _ = self.unbar(),
@@ -369,7 +372,10 @@ impl Region {
     /// Ends the bar if the view can be watched by now.
     #[cold]
     fn unbar(&self) -> bool {
-        self.watch().is_ok() && self.bar.end(|| self.open(self.read_only).is_ok())
+        let _blocked = Blocked::all();
+        // A thread of a higher priority must not keep the others from running.
+        let wait = || std::thread::sleep(Duration::from_micros(50));
+        self.watch().is_ok() && self.bar.end(wait, || self.open(self.read_only).is_ok())
     }
 
     /// In a process that is barred the end of its last pin of a chunk ends its access. The pin

@@ -53,17 +53,17 @@ pub(super) fn open(
     let is_new = new.is_some();
     list::add(&region, || region.slots.enter(call, &region, is_new))?;
     // On the worker's thread: the program cannot close the descriptors in that thread's table.
-    let watch = || worker::on_worker(|| region.watch()).unwrap_or(Err(Errno::AGAIN));
+    let watch = || worker::on_worker(|| region.watch());
     let mut watched = watch();
     for _ in 0..PATIENCE {
-        if watched != Err(Errno::AGAIN) {
+        if watched != Some(Err(Errno::AGAIN)) {
             break;
         }
         // Another thread replaces the userfaultfds.
         std::thread::sleep(Duration::from_millis(1));
         watched = watch();
     }
-    let refused = match watched {
+    let refused = match watched.unwrap_or(Err(Errno::AGAIN)) {
         Err(errno) if detection::is_passing(errno) => {
             Some(Error::system(call, "registering the memory with userfaultfd", errno))
         }
@@ -109,11 +109,11 @@ pub fn start_worker() -> Result<()> {
     worker::start(call)?;
     worker::on_worker(|| list::each(|region| region.watch_again()));
     worker::call(service);
-    match detection::failure() {
-        Some(errno) if detection::is_passing(errno) => {
-            Err(Error::system(call, "opening a userfaultfd", errno))
-        }
-        _ => Ok(()),
+    let Some(errno) = detection::failure() else { return Ok(()) };
+    list::each(|region| region.tell_unwatched());
+    match detection::is_passing(errno) {
+        true => Err(Error::system(call, "opening a userfaultfd", errno)),
+        false => Ok(()),
     }
 }
 

@@ -359,8 +359,11 @@ pub(super) fn recover(give_up: impl Fn() + Sync) {
 /// Nothing is watched, so the background thread need not end first, and continues if no descriptor
 /// can be opened. Until the thread has copies it must register nothing.
 fn replace_missing() {
+    if !is_missing() {
+        return;
+    }
     REPLACEMENT.giving_up.store(true, Ordering::SeqCst);
-    if is_missing() && reopen().is_ok() {
+    if reopen().is_ok() {
         let _ = worker::restart("detection", || ());
     }
     REPLACEMENT.giving_up.store(false, Ordering::SeqCst);
@@ -368,8 +371,10 @@ fn replace_missing() {
 
 /// Returns why this process has no descriptors, if it uses userfaultfd and they are missing or lost.
 pub(crate) fn failure() -> Option<Errno> {
-    let failed = is_missing() || is_lost();
-    failed.then(|| Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire)))
+    match is_missing() {
+        true => Some(Errno::from_raw_os_error(REPLACEMENT.failure.load(Ordering::Acquire))),
+        false => is_lost().then_some(Errno::BADF),
+    }
 }
 
 /// One thread replaces the descriptors; other threads that come here wait.

@@ -216,13 +216,14 @@ fn set_most_files(most: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
 }
 
+fn next_descriptor() -> u64 {
+    rustix::io::dup(std::io::stderr()).unwrap().as_raw_fd() as u64
+}
+
 /// A child that can open one file at the fork: tenure's slot for it, but no userfaultfd. Later it can
 /// open more.
 fn short_of_files(body: impl FnOnce()) -> Ended {
-    let free = rustix::io::dup(std::io::stderr()).unwrap();
-    let next = free.as_raw_fd() as u64;
-    drop(free);
-    set_most_files(next + 1);
+    set_most_files(next_descriptor() + 1);
     let ended = forked(body);
     set_most_files(1024);
     ended
@@ -243,6 +244,87 @@ fn a_child_that_was_short_of_files_is_watched_as_soon_as_it_can_open_them() {
             tenure::shared::start_worker().unwrap();
             assert_eq!((touch(&shared, 1, 9), touch(&shared, 2, 9)), (7, 7));
             assert_eq!(shared.pin(3).unwrap().intact().unwrap()[9], 7);
+        });
+        assert_eq!((child, shared.is_watched()), (Ended::Well, true));
+    });
+}
+
+/// The fork copies the count of threads that end their access just then.
+#[test]
+fn a_child_without_userfaultfd_forks_while_its_threads_are_refused() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        drop(shared.pin(1).unwrap());
+        let child = short_of_files(|| {
+            assert!(shared.pin(1).is_err());
+            set_most_files(1024);
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            assert!(shared.pin(1).is_err());
+                        }
+                    });
+                }
+                let all =
+                    (0..30).all(|_| forked(|| assert_eq!(touch(&shared, 1, 9), 7)) == Ended::Well);
+                done.store(true, Ordering::Relaxed);
+                assert!(all);
+            });
+        });
+        assert_eq!(child, Ended::Well);
+    });
+}
+
+/// A handler's child gets no userfaultfd, and goes on where its parent just gets its access back.
+#[test]
+fn a_handlers_child_does_not_end_its_bar_in_its_parents_place() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let function = |_: usize, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let shared =
+            SharedVolatile::builder(4 * CHUNK).processes(1000).refill(function).build().unwrap();
+        (0..4).for_each(|chunk| drop(shared.pin(chunk).unwrap()));
+        for stride in [151, 173, 199] {
+            let child = short_of_files(|| {
+                set_most_files(1024);
+                // Another part of tenure has new userfaultfds made.
+                let _volatile = tenure::Volatile::new(PAGE).unwrap();
+                set_most_files(next_descriptor() + 1);
+                stepping::begin(Stepping { each: 0, stride, raw: false });
+                let mut pin = None;
+                stepping::stepped(|| pin = Some(shared.pin(1)));
+                if stepping::in_child() {
+                    let is_open = |chunk| peek(shared.as_ptr(chunk).unwrap() as usize).is_some();
+                    // Chunk 1 may be pinned.
+                    let wrong = !shared.is_watched() && [0, 2, 3].into_iter().any(is_open);
+                    // SAFETY: ends the child of the handler.
+                    unsafe { libc::_exit(i32::from(wrong)) };
+                }
+            });
+            assert_eq!(child, Ended::Well);
+        }
+    });
+}
+
+/// Another part of tenure starts the background thread, which cannot replace a closed userfaultfd.
+#[test]
+fn a_worker_without_userfaultfd_raises_no_false_alarm() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let shared = made_by_functions();
+        let child = forked(|| {
+            // SAFETY: this child uses none of the descriptors.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            let _listening = tenure::pressure::on_pressure(|| ());
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            tenure::shared::start_worker().unwrap();
+            assert!(shared.is_watched());
         });
         assert_eq!((child, shared.is_watched()), (Ended::Well, true));
     });
