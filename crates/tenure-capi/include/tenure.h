@@ -1866,8 +1866,8 @@ int tenure_shared_stats(struct tenure_shared *s,
  * a memory cgroup of its own, calls this after the fork, and before it closes descriptors that are
  * not its own (tenure's userfaultfd is one of them). Nothing starts a thread in a child by itself.
  *
- * Errors: EAGAIN: no thread could be created. EMFILE, ENFILE, ENOMEM: this process
- * got no userfaultfd; call again when it may open files.
+ * Errors: EAGAIN: no thread could be created. EMFILE, ENFILE, ENOMEM: this process got no
+ * userfaultfd; call again when it may open files.
  */
 int tenure_shared_start_worker(void);
 

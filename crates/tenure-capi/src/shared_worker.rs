@@ -11,8 +11,8 @@ use libc::c_int;
 /// a memory cgroup of its own, calls this after the fork, and before it closes descriptors that are
 /// not its own (tenure's userfaultfd is one of them). Nothing starts a thread in a child by itself.
 ///
-/// Errors: EAGAIN: no thread could be created. EMFILE, ENFILE, ENOMEM: this process
-/// got no userfaultfd; call again when it may open files.
+/// Errors: EAGAIN: no thread could be created. EMFILE, ENFILE, ENOMEM: this process got no
+/// userfaultfd; call again when it may open files.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_shared_start_worker() -> c_int {
     status("tenure_shared_start_worker", || {

@@ -75,10 +75,10 @@ impl SharedVolatileBuilder {
     /// chunk are made. So in every process a touch sees bytes that a maker made, and never zeros or
     /// half a page. A process that may not use userfaultfd could not keep that: it cannot open the
     /// memory, and a child that gets none can neither pin nor touch it (SIGSEGV), except the made
-    /// chunks that it has inherited pinned. `mlockall(MCL_CURRENT)` breaks it, and a child that
-    /// closes tenure's descriptors before it calls [`start_worker`](super::start_worker). If a chunk is purged and made again
-    /// meanwhile, its pages may come from two makers: pin the chunk to see the bytes of a single
-    /// maker. A system call that gets the address of bytes that are gone returns `EFAULT`.
+    /// chunks that it has inherited pinned. `mlockall(MCL_CURRENT)` breaks it, and a child that closes
+    /// tenure's descriptors before it calls [`start_worker`](super::start_worker). If a chunk is purged
+    /// and made again meanwhile, its pages may come from two makers: pin the chunk to see the bytes of
+    /// a single maker. A system call that gets the address of bytes that are gone returns `EFAULT`.
     ///
     /// **If the function fails or panics**, the chunk stays gone. The pin returns `EIO`, and the
     /// touch raises the SIGBUS that it would raise without a function. The next pin or touch tries

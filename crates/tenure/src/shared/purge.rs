@@ -15,7 +15,7 @@ use crate::os::signal::Blocked;
 use crate::runtime::services::{Next, Visit};
 use crate::sync::Ordering;
 use std::ops::Range;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 struct Visits {
@@ -28,6 +28,8 @@ struct Visits {
     futile: AtomicU32,
     /// How many visits pass before the next try.
     pause: AtomicU32,
+    /// The time before which [`strays`] are not searched.
+    strays: AtomicU64,
 }
 
 /// For the whole process: one worker visits its regions.
@@ -36,6 +38,7 @@ static VISITS: Visits = Visits {
     relaxed: AtomicU32::new(0),
     futile: AtomicU32::new(0),
     pause: AtomicU32::new(0),
+    strays: AtomicU64::new(0),
 };
 
 /// After this many purges in a row that freed nothing for this process, it pauses for `PAUSE`
@@ -138,7 +141,7 @@ fn relieve() -> i64 {
     } else {
         VISITS.futile.store(0, Ordering::Relaxed);
     }
-    strays::remove(now.above < 0);
+    strays::remove(now.above < 0, &VISITS.strays);
     now.above
 }
 

@@ -8,9 +8,6 @@ use crate::os::signal::Blocked;
 use crate::sync::Ordering;
 use std::sync::atomic::AtomicU64;
 
-/// For the whole process: the time in microseconds before which nothing is searched.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-
 /// Microseconds of a search in one region. It goes on there the next time.
 const LONGEST: u64 = 2000;
 /// A search that has found nothing is followed by a pause, this many times as long.
@@ -18,11 +15,13 @@ const PAUSE: u64 = 20;
 /// So many chunks that need no cleaning are searched between two looks at the clock.
 const BETWEEN: usize = 1024;
 
-/// While memory is short: gives such pages back. `urgent`: there was too little to purge.
-pub(super) fn remove(urgent: bool) {
-    let (began, next) = (room::now(), NEXT.load(Ordering::Relaxed));
+/// While memory is short: gives such pages back. `urgent`: there was too little to purge. `not_before`:
+/// the time in microseconds before which nothing is searched.
+pub(super) fn remove(urgent: bool, not_before: &AtomicU64) {
+    let (began, next) = (room::now(), not_before.load(Ordering::Relaxed));
     // Two threads hear of pressure.
-    let mine = |end| NEXT.compare_exchange(next, end, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    let mine =
+        |end| not_before.compare_exchange(next, end, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if began < next || !mine(began + PAUSE * LONGEST) {
         return;
     }
@@ -37,7 +36,7 @@ pub(super) fn remove(urgent: bool) {
     });
     let now = room::now();
     let pause = if any { 0 } else { PAUSE * (now - began) };
-    NEXT.store(now + pause, Ordering::Relaxed);
+    not_before.store(now + pause, Ordering::Relaxed);
 }
 
 /// Returns whether a page was given back.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
-use tenure::shared::{SharedPin, SharedVolatile};
+use tenure::shared::{SharedPin, SharedVolatile, SharedVolatileBuilder};
 use tenure_testkit::refused::{capability, Manner};
 use tenure_testkit::seccomp::Filter;
 use tenure_testkit::{or_skip, this_test};
@@ -20,12 +20,17 @@ fn forbid_userfaultfd() -> Result<(), tenure_testkit::Unavailable> {
     filter.install_this_thread()
 }
 
-fn made_by_functions() -> SharedVolatile {
+/// Memory whose function makes bytes of 7.
+fn sevens(builder: SharedVolatileBuilder) -> SharedVolatile {
     let function = |_: usize, bytes: &mut [u8]| {
         bytes.fill(7);
         Ok(())
     };
-    SharedVolatile::builder(4 * CHUNK).refill(function).build().unwrap()
+    builder.refill(function).build().unwrap()
+}
+
+fn made_by_functions() -> SharedVolatile {
+    sevens(SharedVolatile::builder(4 * CHUNK))
 }
 
 /// A byte of a chunk, touched without a pin.
@@ -113,12 +118,8 @@ fn a_child_without_userfaultfd_pins_nothing_where_mappings_are_at_their_limit() 
     needs_userfaultfd!();
     promised(this_test!(), || {
         const CHUNKS: usize = 70_000;
-        let function = |_: usize, bytes: &mut [u8]| {
-            bytes.fill(7);
-            Ok(())
-        };
         let builder = SharedVolatile::builder(CHUNKS * PAGE).chunk_size(PAGE);
-        let shared = builder.processes(2).refill(function).build().unwrap();
+        let shared = sevens(builder.processes(2));
         let pins: Vec<_> = (0..CHUNKS).step_by(2).map(|n| shared.pin(n).unwrap()).collect();
         or_skip!(forbid_userfaultfd());
         let child = forked(|| {
@@ -134,12 +135,8 @@ fn a_child_without_userfaultfd_pins_nothing_where_mappings_are_at_their_limit() 
 /// The child is barred in the midst of its pin, or before it.
 fn a_handler_forks_in_a_pin(test: &str, is_there: bool) {
     promised(test, || {
-        let function = |_: usize, bytes: &mut [u8]| {
-            bytes.fill(7);
-            Ok(())
-        };
         let builder = SharedVolatile::builder(4 * CHUNK).processes(1000);
-        let shared = builder.refill(function).build().unwrap();
+        let shared = sevens(builder);
         drop(shared.pin(1).unwrap());
         or_skip!(forbid_userfaultfd());
         if !is_there {
@@ -178,12 +175,8 @@ fn the_last_pin_of_a_child_without_userfaultfd_ends_its_access() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         const CHUNKS: usize = 512;
-        let function = |_: usize, bytes: &mut [u8]| {
-            bytes.fill(7);
-            Ok(())
-        };
         let builder = SharedVolatile::builder(CHUNKS * PAGE).chunk_size(PAGE);
-        let shared = builder.refill(function).build().unwrap();
+        let shared = sevens(builder);
         let pins: Vec<_> = (0..CHUNKS).map(|n| shared.pin(n).unwrap()).collect();
         or_skip!(forbid_userfaultfd());
         let child = forked(|| {
@@ -283,12 +276,7 @@ fn a_child_without_userfaultfd_forks_while_its_threads_are_refused() {
 fn a_handlers_child_does_not_end_its_bar_in_its_parents_place() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        let function = |_: usize, bytes: &mut [u8]| {
-            bytes.fill(7);
-            Ok(())
-        };
-        let shared =
-            SharedVolatile::builder(4 * CHUNK).processes(1000).refill(function).build().unwrap();
+        let shared = sevens(SharedVolatile::builder(4 * CHUNK).processes(1000));
         (0..4).for_each(|chunk| drop(shared.pin(chunk).unwrap()));
         for stride in [151, 173, 199] {
             let child = short_of_files(|| {
