@@ -193,10 +193,17 @@ impl Policy {
         self.ghosts.take(hash, self.settings().memory) && trials::comes_back(self.cost(bytes))
     }
 
-    /// Takes other settings until the trials choose.
+    /// Takes these settings, and keeps the trials from choosing others, until the trials
+    /// [may choose](Policy::lets_trials_choose) again.
     #[cfg(test)]
-    pub fn choose(&self, settings: usize) {
+    pub fn holds_to(&self, settings: usize) {
+        self.is_playing.store(true, Ordering::Relaxed);
         self.settings.store(settings, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub fn lets_trials_choose(&self) {
+        self.is_playing.store(false, Ordering::Relaxed);
     }
 
     /// Returns the bytes that the policy takes.
