@@ -1167,6 +1167,10 @@ struct tenure_stats {
      * Bytes of ranges that the same pin has had for at least thirty times the wait for an offer, 15 s by default.
      */
     uint64_t pinned_long_bytes;
+    /**
+     * Reads that copied bytes of an offered range and left it offered: gets of caches while memory is short.
+     */
+    uint64_t total_offered_reads;
 };
 
 /**

@@ -98,6 +98,8 @@ pub struct tenure_stats {
     pub retire_longest_slice_ns: u64,
     /// Bytes of ranges that the same pin has had for at least thirty times the wait for an offer, 15 s by default.
     pub pinned_long_bytes: u64,
+    /// Reads that copied bytes of an offered range and left it offered: gets of caches while memory is short.
+    pub total_offered_reads: u64,
 }
 
 /// Written by tenure_survey.
@@ -166,6 +168,7 @@ pub unsafe extern "C" fn tenure_stats(out: *mut tenure_stats, size: usize) -> c_
             total_retire_helped_bytes: total.retire_helped_bytes,
             retire_longest_slice_ns: total.retire_longest_slice_ns,
             pinned_long_bytes: now.pinned_long_bytes,
+            total_offered_reads: total.offered_reads,
         };
         // SAFETY: the C caller passes NULL or `size` writable bytes. All fields are integers of one
         // size, so there is no padding.

@@ -16,7 +16,9 @@ use crate::tracking::owned::OwnedRange;
 use crate::tracking::side::in_order;
 use rustix::io::Errno;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
+};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// A segment's size: one huge page, which the kernel takes and gives back as a whole.
@@ -58,6 +60,8 @@ pub(super) struct Segment {
     pub link: Link,
     /// The next segment that may have lost its last value; see `Space::emptied`.
     pub next_emptied: AtomicU32,
+    /// How often a get wanted to copy a value of it while it was offered; wraps.
+    pub copies: AtomicU8,
     /// Bytes filled, from the start, after it is closed.
     pub filled: AtomicUsize,
     pub lengths: Lengths,
@@ -82,6 +86,7 @@ impl Segment {
             life: Life::new(),
             link: Link::new(),
             next_emptied: AtomicU32::new(0),
+            copies: AtomicU8::new(0),
             is_emptied: AtomicBool::new(false),
             is_protected: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),

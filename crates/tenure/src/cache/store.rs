@@ -1,6 +1,7 @@
 //! Reads a value at its place, and puts a value there.
 
 use super::change::Putting;
+use super::copied::Copied;
 use super::header::Header;
 use super::lanes::lane;
 use super::lifetimes::Age;
@@ -234,12 +235,22 @@ impl<K, S> Inner<K, S> {
         *miss = Miss::Stale;
         let (pin, plain) = entered?;
         let segment = pin.0;
+        let offset = place.offset();
+        if !plain {
+            match segment.copy_offered(offset, hash, &self.space.lifetimes) {
+                Copied::Value(value) => return Some(Value::own(value, true)),
+                Copied::Ended => {
+                    *miss = Miss::Ended;
+                    return None;
+                }
+                Copied::Not => {}
+            }
+        }
         *miss = Miss::Refused;
         if !plain && !self.take_back(segment) {
             return None;
         }
         *miss = Miss::Gone;
-        let offset = place.offset();
         let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
         // A value in its own segment keeps no memory but its own.
         let shared = segment.is_shared();

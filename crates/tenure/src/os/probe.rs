@@ -242,7 +242,8 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "touch_read",
             what: "the kernel touches pages for reading (process_vm_readv on the process itself)",
-            consequence: "a populate for reading fails if populate_read does not work either",
+            consequence: "a populate for reading fails if populate_read does not work either, and gets of \
+                          a cache are slower while memory is short",
             remedy: "allow process_vm_readv in the seccomp profile",
             newer: None,
             absent: Status::Degraded,

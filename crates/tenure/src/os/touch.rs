@@ -6,6 +6,7 @@ use super::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicU32;
 
 /// The reason why a range could not be populated. The pages before the failed one may be populated.
@@ -50,6 +51,17 @@ pub(crate) fn read_each_page(range: PageRange) -> Result<(), Stop> {
         // A short read: it stopped at a page that cannot be read. The next call returns the reason.
     }
     Ok(())
+}
+
+/// Copies bytes of this process (`process_vm_readv`). Returns how many it copied: fewer than
+/// `into` has if a page cannot be read. About 0.5 µs, and 0.1 µs for each KiB.
+pub(crate) fn copy_from(address: usize, into: &mut [MaybeUninit<u8>]) -> Result<usize, Errno> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: into.len() };
+    // SAFETY: the local vector names `into`. Only the kernel reads the remote vector, and it
+    // reports a bad address instead of faulting.
+    let done = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    usize::try_from(done).map_err(|_| last_errno())
 }
 
 /// Reads a byte of each page through the process's own mapping, as a program would

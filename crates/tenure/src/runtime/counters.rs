@@ -64,6 +64,8 @@ counters! {
     revivals,
     /// Bytes of ranges taken back, as far as they were still there.
     revived_bytes,
+    /// Reads that copied bytes of an offered range and left it offered.
+    offered_reads,
     /// Ranges that had lost something when they were taken back.
     purges,
     /// Bytes that ranges had lost when they were taken back.

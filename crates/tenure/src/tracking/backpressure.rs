@@ -111,6 +111,11 @@ pub(crate) fn hold_back() {
     }
 }
 
+/// Returns whether `bytes` more may be taken back without a wait. Two loads.
+pub(crate) fn has_room(bytes: u64) -> bool {
+    BACKPRESSURE.exposed.load(Ordering::Relaxed).saturating_add(bytes) <= bound()
+}
+
 fn is_over() -> bool {
     BACKPRESSURE.exposed.load(Ordering::Relaxed) > bound()
 }

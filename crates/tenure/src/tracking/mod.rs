@@ -9,7 +9,8 @@
 //! - [`scan`], [`backpressure`]: when the background thread offers, and which callers wait for it;
 //!   [`spared`]: the memory that the kernel should take last.
 //! - [`service`], [`wake`]: forks, and the ways to call the background thread.
-//! - [`settle`]: the transitions of a range, made of these; [`touched`]: touches of purged pages;
+//! - [`settle`]: the transitions of a range, made of these; [`read_offered`]: reads without a
+//!   transition; [`touched`]: touches of purged pages;
 //!   [`unmade`], [`watch_again`]: pages that are lost until their owner has made them again.
 //! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`] and [`unmark`] belong
 //!   to raw ones.
@@ -25,6 +26,7 @@ mod map_lock;
 pub(crate) mod offer;
 pub(crate) mod owned;
 pub(crate) mod raw;
+mod read_offered;
 pub(crate) mod revive;
 mod scan;
 mod service;

@@ -94,6 +94,10 @@ impl OwnedRange {
         self.tracked
     }
 
+    pub(super) fn id(&self) -> RangeId {
+        self.id
+    }
+
     /// Adds a pin. `true`: the pages are there and intact. `false`: the caller calls
     /// [`settle`](OwnedRange::settle), and then checks whether something
     /// [is lost](OwnedRange::has_losses).

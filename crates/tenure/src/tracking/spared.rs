@@ -98,7 +98,7 @@ fn show(claim: &mut Claim) {
 }
 
 /// Returns whether a read of a purged page fails and no thread makes the page again.
-fn is_watched(tracked: &Tracked) -> bool {
+pub(super) fn is_watched(tracked: &Tracked) -> bool {
     let hidden = flag::SUSPECT | flag::TORN | flag::REFILLED;
     tracked.is(flag::WHOLLY_WATCHED) && !tracked.is(hidden)
 }

@@ -20,6 +20,7 @@ mod cache_keys;
 mod cache_lifetimes;
 mod cache_limits;
 mod cache_listener;
+mod cache_offered_reads;
 mod cache_panics;
 mod cache_reuse;
 mod cache_segments;

@@ -1,0 +1,43 @@
+//! Reads of an offered range that leave it offered.
+//!
+//! A thread that takes a range back puts all of it out of the kernel's reach, and the worker offers
+//! it again later: together about 75 µs for 2 MiB. Where memory is short, a program that reads a
+//! little in each of many ranges would do that all the time. A copy of a few KiB takes 2 µs.
+
+use super::owned::OwnedRange;
+use super::spared::is_watched;
+use super::state::Word;
+use super::{before_claiming, claims, detection};
+use crate::os::touch;
+use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::fork;
+use std::mem::MaybeUninit;
+
+impl OwnedRange {
+    /// Fills `into` with the range's bytes from `offset` on, if the range is offered and the kernel
+    /// has taken none of these bytes. The range stays offered. The caller has pinned it, and holds
+    /// no lock and no claim. `false`: nothing is known about the bytes, and the caller takes the
+    /// range back.
+    pub fn copy_offered(&self, offset: usize, into: &mut [MaybeUninit<u8>]) -> bool {
+        before_claiming();
+        let tracked = self.tracked();
+        let readable = |word: Word| {
+            word.has(Word::OFFERED) && detection::by_userfaultfd() && is_watched(tracked)
+        };
+        // With the claim no other thread ends the watch meanwhile: a page that is gone and not
+        // watched reads as zeros.
+        let Some(claim) = claims().claim(self.id(), tracked, readable) else { return false };
+        let range = claim.range();
+        let fits = offset.checked_add(into.len()).is_some_and(|end| end <= range.len());
+        let copied = fits && touch::copy_from(range.start + offset, into) == Ok(into.len());
+        // A signal handler may have made a child meanwhile, and this may be that child, in which
+        // nothing watches the pages. Or the program has closed the descriptors. So this check comes
+        // after the copy.
+        fork::look();
+        let is_true = copied && readable(claim.word()) && !detection::is_lost();
+        if is_true {
+            add(&COUNTERS.offered_reads, 1);
+        }
+        is_true
+    }
+}
