@@ -2,10 +2,10 @@
 
 use super::central_list::{self, Wanted};
 use super::counters::{self, Counter};
-use super::reservation::{self, Reservation, Spot};
+use super::reservation::{Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::{class, decay, given_up, leave, split, thread_cache, zero};
+use super::{class, decay, forks, given_up, leave, split, thread_cache, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -135,7 +135,7 @@ pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u
     if !align.is_power_of_two() || given_up::is_over() {
         return None;
     }
-    let reservation = reservation::get()?;
+    let reservation = forks::reservation()?;
     let taken = Request::new(reservation, size, align)
         .and_then(|request| Some((request, take(reservation, &request)?)));
     let Some((request, (spot, from))) = taken else {

@@ -26,6 +26,19 @@ static LISTS: Service = Service {
     )
 };
 
+/// Returns the reservation. The first call reserves it, and first makes every fork wait for the
+/// pool's locks: no thread takes one of the others without a reservation.
+#[inline]
+pub(super) fn reservation() -> Option<&'static Reservation> {
+    match reservation::known() {
+        None if reservation::is_to_come() => {
+            watch();
+            reservation::set_up()
+        }
+        known => known,
+    }
+}
+
 /// Makes every fork wait for the pool's locks.
 pub(super) fn watch() {
     fork::look();
@@ -88,5 +101,23 @@ mod tests {
             let _pooled = pool::Buffer::zeroed(1 << 20).unwrap();
             assert!(services::covers(Rank::PoolCentral));
         });
+    }
+
+    /// Whichever call is the first: one that only asks, or one that prepares nothing.
+    fn covered_after(first: impl FnOnce()) {
+        let _volatile = crate::Volatile::new(1 << 20).unwrap();
+        first();
+        assert!(services::covers(Rank::PoolCentral));
+    }
+
+    #[test]
+    fn forks_hold_the_pool_s_locks_after_the_largest_size_was_asked_for() {
+        in_child(this_test!(), &[], || covered_after(|| assert!(pool::largest() > 0)));
+    }
+
+    #[test]
+    fn forks_hold_the_pool_s_locks_after_a_bare_allocation() {
+        let alloc = || assert!(pool::alloc(1 << 20, 16, false).is_some());
+        in_child(this_test!(), &[], || covered_after(alloc));
     }
 }

@@ -136,7 +136,7 @@ pub fn touches(start: usize, len: usize) -> bool {
 /// assert!(tenure::pool::alloc(tenure::pool::largest() + 1, 16, false).is_none());
 /// ```
 pub fn largest() -> usize {
-    reservation::get().map_or(0, reservation::Reservation::largest)
+    forks::reservation().map_or(0, reservation::Reservation::largest)
 }
 
 /// Makes forks wait for half-finished changes of the pool, from now on. Starts no thread.
@@ -173,7 +173,7 @@ pub fn configure(settings: Settings) {
 pub fn prepare() -> Result<()> {
     forks::watch();
     worker::start("pool::prepare")?;
-    if reservation::get().is_none() {
+    if forks::reservation().is_none() {
         return Err(Error::new(
             ErrorKind::OutOfMemory,
             "pool::prepare",
@@ -185,12 +185,11 @@ pub fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// Starts the worker if none runs and a thread may be created. Makes forks hold the pool's locks:
-/// volatile memory may have started the worker before. A failure is not reported here: `prepare`
-/// fails in this way, too, and reports it.
+/// Starts the worker if none runs and a thread may be created. A failure is not reported here:
+/// `prepare` fails in this way, too, and reports it.
 #[inline]
 fn prepare_if_needed() {
-    if !keeper_runs() || reservation::known().is_none() {
+    if !keeper_runs() {
         let _ = prepare();
     }
 }

@@ -112,17 +112,15 @@ pub(super) fn known() -> Option<&'static Reservation> {
     }
 }
 
-/// The reservation. The first call reserves it.
+/// Returns whether [`set_up`] may still reserve the addresses.
 #[inline]
-pub(super) fn get() -> Option<&'static Reservation> {
-    match known() {
-        None if LOCATION.start.load(Ordering::Relaxed) == 0 => set_up(),
-        known => known,
-    }
+pub(super) fn is_to_come() -> bool {
+    LOCATION.start.load(Ordering::Relaxed) == 0
 }
 
+/// Reserves the addresses. [`forks::reservation`](super::forks::reservation) calls it.
 #[cold]
-fn set_up() -> Option<&'static Reservation> {
+pub(super) fn set_up() -> Option<&'static Reservation> {
     // A signal handler whose own thread holds this lock returns `None`, so its block comes from
     // elsewhere.
     let _held = LOCATION.setup.lock_signals_blocked_unless_mine()?;
