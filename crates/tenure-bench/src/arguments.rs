@@ -75,10 +75,10 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Measured rounds of each comparison [default: each benchmark's own].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
     /// Thread counts, separated by commas [default: each benchmark's own].
-    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = threads)]
     pub threads: Vec<usize>,
     /// Run only comparisons whose title contains this.
     #[arg(long, value_name = "TEXT")]
@@ -195,6 +195,10 @@ fn limit(text: &str) -> Result<Limit, &'static str> {
 fn percent(text: &str) -> Result<f64, &'static str> {
     let known = text.trim_end_matches('%').trim().parse().ok();
     known.filter(|percent| (0.0..1000.0).contains(percent)).ok_or("a number of percent, 0 or more")
+}
+
+fn threads(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("a number of threads, 1 or more")
 }
 
 fn size(text: &str) -> Result<u64, &'static str> {

@@ -173,7 +173,13 @@ fn run_each(chosen: &[&Bench], options: &Options, report: &mut Report<'_>) -> io
             return Err(harness::interrupted());
         }
     }
-    Ok(())
+    match &options.filter {
+        Some(filter) if report.is_empty() && plans.iter().any(|plan| plan.fits) => {
+            let why = format!("no comparison's title contains \"{filter}\"");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn choose(names: &[String]) -> io::Result<Vec<&'static Bench>> {

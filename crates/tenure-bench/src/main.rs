@@ -73,6 +73,10 @@ fn run(args: &Run) -> io::Result<ExitCode> {
         let why = format!("there is no benchmark \"{name}\"; there are: {}", known.join(", "));
         Arguments::command().error(ErrorKind::ValueValidation, why).exit()
     }
+    if let Some(dir) = args.dir.as_ref().filter(|dir| !dir.is_dir()) {
+        let why = format!("--dir: there is no directory {}", dir.display());
+        Arguments::command().error(ErrorKind::ValueValidation, why).exit()
+    }
     let options = tenure_bench::Options {
         quick: args.quick,
         json: args.json.clone(),

@@ -120,7 +120,7 @@ fn run_report(files: &[&str]) -> Output {
 #[test]
 fn a_run_says_what_it_needs_before_it_begins() {
     let done = run(&["volatile", "--quick", "--filter", "no such comparison", "--within", "90s"]);
-    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done.stderr));
     let said = text(&done.stdout);
     let (before, _) = said.split_once("== volatile").unwrap();
     assert!(before.contains("It needs about") && before.contains("ends within 90 s"), "{said}");
@@ -185,4 +185,20 @@ fn compare_exits_with_one_for_a_loss_only_if_asked() {
         said.contains("Worse, rows of tenure:\n  t: tenure\n    10.0 ns -> 15.0 ns  x 1.49"),
         "{said}"
     );
+}
+
+#[test]
+fn numbers_and_names_that_measure_nothing_are_refused() {
+    for wrong in [
+        &["volatile", "--rounds", "0"][..],
+        &["cache", "--threads", "2,0"],
+        &["lock-on-fault", "--dir", "/nonexistent"],
+    ] {
+        let done = run(&[wrong, &["--quick", "-q"]].concat());
+        assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", text(&done.stderr));
+    }
+    let done = run(&["volatile", "--filter", "nosuchtitle", "--quick", "-q"]);
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
+    let why = "no comparison's title contains \"nosuchtitle\"";
+    assert!(text(&done.stderr).contains(why), "{}", text(&done.stderr));
 }

@@ -66,7 +66,11 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         eprintln!("tenure: {error:#}");
         return ExitCode::from(cannot.code);
     }
-    if !error.is::<Found>() {
+    // A failure to write a file has the file's name around it.
+    let is_full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    if error.downcast_ref().is_some_and(is_full) && error.chain().count() == 1 {
+        eprintln!("tenure: standard output cannot be written: {error}");
+    } else if !error.is::<Found>() {
         eprintln!("tenure: {error:#}");
     }
     ExitCode::FAILURE

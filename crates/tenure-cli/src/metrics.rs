@@ -60,7 +60,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let text = if args.prometheus { metrics.render_prometheus() } else { metrics.render() };
     match &args.output {
-        Some(file) => replace(file, &text).with_context(|| file.display().to_string())?,
+        Some(file) => replace(file, &text)
+            .with_context(|| format!("--output {}: the file cannot be written", file.display()))?,
         None => io::stdout().lock().write_all(text.as_bytes())?,
     }
     match all_read {

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::fmt::Write;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tenure::pool::{self, PoolStats};
 use tenure::retire;
@@ -27,9 +27,11 @@ const QUIET: &CStr = c"TENURE_QUIET";
 
 /// The state of the report.
 struct Report {
-    /// The name of its file. An empty name: standard error.
+    /// The name of its file, or of the file that standard error was at the start.
     file: [AtomicU64; LONGEST_NAME / 8],
     file_len: AtomicUsize,
+    /// It goes to standard error.
+    to_errors: AtomicBool,
     wanted: AtomicBool,
     /// There is a report at a signal, at the end, or both.
     at_end: AtomicBool,
@@ -53,6 +55,7 @@ struct Report {
 static REPORT: Report = Report {
     file: [const { AtomicU64::new(0) }; LONGEST_NAME / 8],
     file_len: AtomicUsize::new(0),
+    to_errors: AtomicBool::new(false),
     wanted: AtomicBool::new(false),
     at_end: AtomicBool::new(false),
     done: AtomicBool::new(false),
@@ -62,6 +65,24 @@ static REPORT: Report = Report {
     name: [const { AtomicU64::new(0) }; NAME],
     before: [const { AtomicU64::new(0) }; TOTALS],
 };
+
+fn remember_file(name: &[u8]) {
+    for (word, bytes) in REPORT.file.iter().zip(name.chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+    }
+    REPORT.file_len.store(name.len(), Ordering::Relaxed);
+}
+
+/// The name of the file or terminal that standard error is.
+fn name_of_errors(buffer: &mut [u8; LONGEST_NAME]) -> &[u8] {
+    // SAFETY: a terminated string, and a buffer of this length.
+    let len = unsafe {
+        libc::readlink(c"/proc/self/fd/2".as_ptr(), buffer.as_mut_ptr().cast(), buffer.len() - 1)
+    };
+    &buffer[..usize::try_from(len).unwrap_or(0)]
+}
 
 fn remember_name() {
     // SAFETY: the C library's variable, a terminated string.
@@ -80,14 +101,12 @@ pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
         return false;
     }
     REPORT.at_end.store(at_end.is_some(), Ordering::Relaxed);
-    let to = at_end.unwrap_or(b"-");
-    if to != b"-" {
-        for (word, bytes) in REPORT.file.iter().zip(to.chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+    match at_end.filter(|to| *to != b"-") {
+        Some(to) => remember_file(to),
+        None => {
+            REPORT.to_errors.store(true, Ordering::Relaxed);
+            remember_file(name_of_errors(&mut [0; LONGEST_NAME]));
         }
-        REPORT.file_len.store(to.len(), Ordering::Relaxed);
     }
     remember_name();
     // SAFETY: a terminated string. The constructor runs before any thread that could change the
@@ -96,7 +115,7 @@ pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
     // SAFETY: a terminated string of the environment.
     let quiet = !quiet.is_null() && launch::is_on(unsafe { CStr::from_ptr(quiet) }.to_bytes());
     REPORT.silent.store(quiet, Ordering::Relaxed);
-    if let Some((device, inode)) = identity_of_errors() {
+    if let Some((device, inode)) = identity(ERRORS) {
         REPORT.errors[0].store(device, Ordering::Relaxed);
         REPORT.errors[1].store(inode, Ordering::Relaxed);
     }
@@ -108,10 +127,14 @@ pub fn prepare(to: Option<&[u8]>, launched: bool, at_signal: bool) -> bool {
     true
 }
 
-fn identity_of_errors() -> Option<(u64, u64)> {
+/// The number of standard error.
+const ERRORS: i32 = 2;
+
+/// The device and inode of a descriptor's file.
+fn identity(descriptor: i32) -> Option<(u64, u64)> {
     // SAFETY: the descriptor is used only for fstat, which fails if it is not open.
-    let errors = unsafe { BorrowedFd::borrow_raw(2) };
-    rustix::fs::fstat(errors).ok().map(|stat| (stat.st_dev, stat.st_ino))
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 fn totals(pool: &PoolStats) -> [u64; TOTALS] {
@@ -189,16 +212,21 @@ fn report(at_end: bool) {
     }
     let mut text = Text::<4096>::new();
     let _ = write(&mut text, at_end, children, &of_children);
-    if REPORT.file_len.load(Ordering::Relaxed) == 0 {
-        if errors_are_what_they_were() {
-            // A failure here cannot be reported.
-            let _ = text.write_to(2);
+    if REPORT.to_errors.load(Ordering::Relaxed) {
+        // A failure here cannot be reported.
+        if is_what_errors_were(ERRORS) {
+            let _ = text.write_to(ERRORS);
+        } else if let Ok(file) = open(OFlags::empty()) {
+            // Many programs close it before they end. A file or a terminal can be opened again.
+            if is_what_errors_were(file.as_raw_fd()) {
+                let _ = text.write_to(file.as_raw_fd());
+            }
         }
         return;
     }
-    let written = open().and_then(|file| text.write_to(std::os::fd::AsRawFd::as_raw_fd(&file)));
+    let written = open(OFlags::CREATE).and_then(|file| text.write_to(file.as_raw_fd()));
     if let Err(errno) = written {
-        if !REPORT.silent.load(Ordering::Relaxed) && errors_are_what_they_were() {
+        if !REPORT.silent.load(Ordering::Relaxed) && is_what_errors_were(ERRORS) {
             say(format_args!(
                 "the report cannot be written to the file that TENURE_REPORT names: {errno}"
             ));
@@ -206,19 +234,21 @@ fn report(at_end: bool) {
     }
 }
 
-fn errors_are_what_they_were() -> bool {
+/// Returns whether a descriptor's file is the one that standard error was at the start.
+fn is_what_errors_were(descriptor: i32) -> bool {
     let then = (REPORT.errors[0].load(Ordering::Relaxed), REPORT.errors[1].load(Ordering::Relaxed));
-    identity_of_errors() == Some(then)
+    identity(descriptor) == Some(then)
 }
 
-fn open() -> Result<OwnedFd, Errno> {
+/// Opens the report's file. Never waits, and takes no terminal as the program's own.
+fn open(more: OFlags) -> Result<OwnedFd, Errno> {
     let len = REPORT.file_len.load(Ordering::Relaxed);
     let mut name = [0u8; LONGEST_NAME + 8];
     for (at, word) in REPORT.file.iter().enumerate().take(len.div_ceil(8)) {
         name[at * 8..at * 8 + 8].copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
     }
     let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::NAMETOOLONG)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY | OFlags::CLOEXEC | more;
     rustix::fs::open(name, flags, Mode::from_raw_mode(0o644))
 }
 

@@ -8,7 +8,7 @@ use super::peers::{Moka, Resizable};
 #[cfg(feature = "peers")]
 use super::pollers::Rule;
 use super::store::Store;
-use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
+use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit, KILLED};
 use crate::Options;
 use std::io;
 use std::time::Duration;
@@ -122,7 +122,7 @@ fn finish(
         }
         None => Sample::from(100.0).with("answers/s", 0.0),
     };
-    let sample = sample.with("longest wait ms", wait).with("killed", killed);
+    let sample = sample.with("longest wait ms", wait).with(KILLED, killed);
     Ok(if killed > 0.0 { sample.failed("a process was killed for lack of memory") } else { sample })
 }
 

@@ -31,4 +31,4 @@ pub use row::{Finding, Role, Row, Unit};
 pub(crate) use size::size_name;
 pub use stats::Stats;
 pub use sysctl::Raised;
-pub(crate) use table::{count, verdict};
+pub(crate) use table::{count, verdict, KILLED};

@@ -252,6 +252,11 @@ impl<'a> Report<'a> {
         self.pace.is_interrupted()
     }
 
+    /// Returns whether no comparison of tenure's was measured, or left out for lack of time.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.left_out == 0 && self.document.ours().next().is_none()
+    }
+
     /// Records that the run ends early, with the reason.
     pub(crate) fn ends_early(&mut self, why: &str) {
         self.document.ended_early = Some(why.to_owned());

@@ -42,6 +42,9 @@ pub(crate) fn render(outcome: &Outcome) -> String {
     text
 }
 
+/// The column of the processes that the kernel killed for lack of memory, in all rounds together.
+pub(crate) const KILLED: &str = "killed";
+
 fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> Vec<String> {
     let mut cells = vec![row.name.clone()];
     match row.stats {
@@ -55,13 +58,17 @@ fn cells(outcome: &Outcome, row: &Row, base: Option<Stats>, extras: &[&str]) -> 
         None => cells.extend(std::iter::repeat_n("-".to_string(), 5)),
     }
     for name in extras {
-        let stats = row
+        let figures = row
             .extras
             .iter()
             .find(|(known, _)| known == name)
-            .and_then(|(_, values)| Stats::of(values))
             .filter(|_| row.unavailable.is_none());
-        cells.push(stats.map_or("-".into(), |stats| count(stats.median)));
+        let figure = figures.and_then(|(_, values)| match *name {
+            // A median would hide the kills of less than half of the rounds.
+            KILLED => Some(values.iter().sum()),
+            _ => Stats::of(values).map(|stats| stats.median),
+        });
+        cells.push(figure.map_or("-".into(), count));
     }
     cells.push(match verdict(row) {
         said if row.stats.is_none() || row.samples.len() == outcome.rounds as usize => said,
@@ -86,7 +93,7 @@ pub(crate) fn verdict(row: &Row) -> String {
     for finding in row.findings.iter().filter(|finding| finding.loses()) {
         let to = match finding.what.starts_with("to ") {
             true => finding.what.clone(),
-            false => format!("(goal {})", finding.what),
+            false => format!("its goal of {}", finding.what),
         };
         let noise = match finding.behind_in {
             Some(share) if finding.in_the_noise() => {
@@ -167,7 +174,7 @@ mod tests {
         };
         let ours = line("tenure");
         assert!(ours.contains("LOSES 1.14x to fast"), "{text}");
-        assert!(ours.contains("LOSES 2.28x (goal at most 50.0 ns)"), "{text}");
+        assert!(ours.contains("LOSES 2.28x its goal of at most 50.0 ns"), "{text}");
         assert!(ours.contains("ok: at least 0.8x the best peer's speed"), "{text}");
         assert!(ours.contains("1.14") && ours.contains("114 ns"), "{text}");
         assert!(!line("fast").contains("LOSES"), "{text}");

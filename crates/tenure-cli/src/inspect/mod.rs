@@ -17,6 +17,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.own {
         pids.push(std::process::id());
     }
+    let mut seen = std::collections::HashSet::new();
+    pids.retain(|pid| seen.insert(*pid));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut all_read = true;
     let groups: Vec<Vec<u32>> = match args.tree {

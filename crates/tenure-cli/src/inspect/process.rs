@@ -23,6 +23,8 @@ pub struct Process {
     pub figures: Result<Figures, Missing>,
     /// The facts that could not be read, and the remedy.
     pub notes: Vec<String>,
+    /// What the user may want to know besides.
+    pub advice: Option<String>,
 }
 
 /// Looks at several processes as at one.
@@ -35,6 +37,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
         entries: Vec::new(),
         figures: Err(Missing::NotUsed),
         notes: Vec::new(),
+        advice: None,
     };
     for (number, pid) in pids.iter().enumerate() {
         if let Err(error) = look_at_one(*pid, args, &mut process) {
@@ -46,7 +49,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
             }
         }
     }
-    process.notes.extend(why_no_pool(&process));
+    process.advice = why_no_pool(&process);
     Ok(process)
 }
 
@@ -62,7 +65,7 @@ fn why_no_pool(process: &Process) -> Option<String> {
     let allocator = files.find(|file| ALLOCATORS.iter().any(|name| file.starts_with(name)))?;
     (pooled == 0).then(|| {
         format!(
-            "the program allocates through {allocator}, so the pool serves nothing; `tenure run --mmap` serves that allocator's mappings from 1 MiB on"
+            "the program allocates through {allocator}, so the pool serves nothing but that allocator's mappings from 1 MiB on, and these only under `tenure run --mmap`; so far there is none"
         )
     })
 }

@@ -63,7 +63,7 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
     if let Ok(figures) = &process.figures {
         of_tenure(figures, width(), out)?;
     }
-    for note in &process.notes {
+    for note in process.notes.iter().chain(&process.advice) {
         let note = wrap(note, "note: ".len(), width().unwrap_or(usize::MAX));
         write!(out, "note: {note}")?;
     }
@@ -174,7 +174,8 @@ fn write_figures(figures: &Figures, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "  nothing volatile, pooled, retired or populated yet")?;
     }
     if total.pressure_events > 0 {
-        writeln!(out, "  pressure   heard {} times", count(total.pressure_events))?;
+        let times = if total.pressure_events == 1 { "time" } else { "times" };
+        writeln!(out, "  pressure   heard {} {times}", count(total.pressure_events))?;
     }
     Ok(())
 }
@@ -264,7 +265,7 @@ struct Object<'a> {
     mappings_count: usize,
     sum: Amounts,
     tenure: Option<Value>,
-    notes: &'a [String],
+    notes: Vec<&'a String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mappings: Option<Vec<Row<'a>>>,
 }
@@ -302,7 +303,7 @@ pub fn json(process: &Process, is_tree: bool, out: &mut impl Write) -> io::Resul
         mappings_count: process.mappings,
         sum: process.sum,
         tenure: process.figures.as_ref().ok().map(|figures| of_stats(&figures.stats(), figures)),
-        notes: &process.notes,
+        notes: process.notes.iter().chain(&process.advice).collect(),
         mappings: (!is_tree).then(|| process.entries.iter().map(Row::new).collect()),
     };
     serde_json::to_writer(&mut *out, &object)?;

@@ -386,7 +386,9 @@ impl Ranges {
             lines.push(Line::from(line));
         }
         if self.list.is_empty() {
-            lines.push(Line::from(" it has no tracked ranges now"));
+            lines.push(Line::from(
+                " it has no volatile ranges now (the pool's memory is not drawn)",
+            ));
         }
         frame.render_widget(Paragraph::new(lines), area);
     }

@@ -263,7 +263,6 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
     assert_eq!(metrics(&["--all", "--tree"]).status.code(), Some(2));
 }
 
-/// A process chooses its name, and the reader of the name may be root.
 /// The pool takes the place of the C library's malloc only.
 #[test]
 fn a_pool_that_serves_nothing_has_its_reason() {
@@ -285,12 +284,14 @@ fn a_pool_that_serves_nothing_has_its_reason() {
     let found = inspect(&[&cat.id().to_string()]);
     drop(cat.stdin.take());
     assert!(cat.wait().unwrap().success());
+    assert_eq!(found.status.code(), Some(0), "all was read: {found:?}");
     let text = String::from_utf8_lossy(&found.stdout);
     let text: Vec<&str> = text.split_whitespace().collect();
     let reason = "the program allocates through libjemalloc.so.2, so the pool serves nothing";
     assert!(text.join(" ").contains(reason), "{found:?}");
 }
 
+/// A process chooses its name, and the reader of the name may be root.
 #[test]
 fn the_name_of_a_process_cannot_write_to_the_terminal() {
     in_child(this_test!(), &[], || {

@@ -207,6 +207,29 @@ fn the_report_is_shown_or_appended() {
     assert_eq!(done.status.code(), Some(125));
 }
 
+/// `ls`, `sort` and other programs close standard error before they end.
+#[test]
+fn a_report_comes_though_the_program_closed_its_standard_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let name = dir.path().join("errors");
+    let errors = std::fs::File::create(&name).expect("a file");
+    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
+    run.args(["run", "-q", "--report", "--", "sh", "-c", "echo first >&2; exec 2>&-"]);
+    assert!(run.stderr(errors).status().expect("it runs").success());
+    let text = std::fs::read_to_string(&name).expect("it was written");
+    assert!(text.starts_with("first\ntenure: report of sh"), "{text}");
+    // Another file under that number is the program's own.
+    let other = dir.path().join("other");
+    let errors = std::fs::File::create(&name).expect("a file");
+    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
+    let script = format!("exec 2>{}", other.display());
+    run.args(["run", "-q", "--report", "--", "sh", "-c", &script]);
+    assert!(run.stderr(errors).status().expect("it runs").success());
+    assert_eq!(std::fs::read_to_string(&other).expect("it is there"), "");
+    let text = std::fs::read_to_string(&name).expect("it was written");
+    assert!(text.starts_with("tenure: report of sh"), "{text}");
+}
+
 #[test]
 fn a_mistyped_option_is_wrong_usage() {
     for wrong in [&["--reprot", "--", "true"][..], &["-q", "--larg", "true"], &["-x", "true"]] {
