@@ -6,7 +6,7 @@ use super::listener::{Listener, RemovalCause};
 use super::segment::SEGMENT;
 use super::shard::Shards;
 use super::single_flight::Flights;
-use super::space::Space;
+use super::space::{Space, LARGE};
 use super::worth::Worth;
 use super::{fork, Cache, DefaultHasher};
 use crate::error::Result;
@@ -56,8 +56,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// Sets the most bytes of memory that the cache may take. The default is what the machine and
-    /// the memory cgroup allow. The cache takes a few segments of 2 MiB in any case, and held
-    /// values stay.
+    /// the memory cgroup allow. The cache takes a few segments in any case, and held values
+    /// stay. A segment has 2 MiB, or 512 KiB if the ceiling is below 64 MiB.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;
@@ -229,16 +229,18 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     pub fn build(self) -> Result<Cache<K, S>> {
         crate::tracking::ready("Cache::new")?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = match self.ceiling {
-            Some(bytes) if bytes < 32 * SEGMENT as u64 => 1,
-            _ => processors.min(8),
+        // A small cache of few segments would be emptied in large steps, and half of its open
+        // segment is empty on average.
+        let (lanes, segment_bytes) = match self.ceiling {
+            Some(bytes) if bytes < 32 * SEGMENT as u64 => (1, LARGE),
+            _ => (processors.min(8), SEGMENT),
         };
         let lifetimes = Lifetimes::new(self.time_to_live, self.time_to_idle);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
         let level = self.priority.level();
         let inner = Arc::new_cyclic(|cache: &Weak<Inner<K, S>>| Inner {
             shards: Shards::new(self.hasher, self.listener.as_ref()),
-            space: Space::new(cache.clone(), lanes, ceiling, level, lifetimes),
+            space: Space::new(cache.clone(), (lanes, segment_bytes), ceiling, level, lifetimes),
             flights: Flights::new(),
             listed: fork::Listed::new(),
             worth: Worth::new(self.miss_cost, self.priority),

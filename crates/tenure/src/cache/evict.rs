@@ -5,7 +5,7 @@ use super::lanes::Filling;
 use super::listener::RemovalCause;
 use super::lists::List;
 use super::place::Place;
-use super::segment::{Segment, Segments, SEGMENT};
+use super::segment::{Segment, Segments};
 use super::space::{Index, Lists, Space};
 use crate::os::pagemap::Pagemap;
 use std::sync::atomic::Ordering;
@@ -148,7 +148,7 @@ impl Space {
         // Held values may keep at most a quarter of the ceiling. Otherwise too little is left to
         // replace.
         let pinned = pinned * lists.closed() as u64 / u64::max(looked, 1);
-        let crowded = lists.growth.is_much_of_ceiling(pinned * SEGMENT as u64);
+        let crowded = lists.growth.is_much_of_ceiling(pinned * self.segment_bytes as u64);
         self.crowded.store(crowded, Ordering::Relaxed);
         drop(lists);
         let Some(pagemap) = Pagemap::open().ok() else { return };
@@ -204,7 +204,7 @@ impl Space {
     /// Returns whether new values have more than their part, and this many segments more. The open
     /// segment, which is half full on average, counts.
     pub(super) fn has_full_probation(&self, lists: &Lists, more: u64) -> bool {
-        let size = SEGMENT as u64;
+        let size = self.segment_bytes as u64;
         let bytes = (lists.probation.bytes() + size / 2).saturating_sub(more * size);
         self.policy.is_full(bytes, lists.growth.target())
     }

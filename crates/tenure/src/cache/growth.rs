@@ -4,7 +4,6 @@
 //! in 512 MiB of room had a hit rate of 0.61, where 480 MiB had 0.92. So the cache stays just below
 //! what the kernel lets it keep, and replaces its own coldest values there.
 
-use super::segment::SEGMENT;
 use crate::os::room_now::Room;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,8 @@ const PACE: Duration = Duration::from_millis(100);
 const SPARE: u64 = 2;
 
 pub(super) struct Growth {
+    /// The bytes of a segment.
+    segment: u64,
     /// The size that purges have allowed so far.
     target: u64,
     floor: u64,
@@ -37,12 +38,13 @@ fn since(now: Instant, at: Option<Instant>) -> Duration {
 }
 
 impl Growth {
-    pub fn new(floor: u64, ceiling: u64) -> Growth {
+    pub fn new(segment: u64, floor: u64, ceiling: u64) -> Growth {
         Growth {
+            segment,
             target: floor,
             floor,
             // The spare segments are also within what the program allows.
-            ceiling: ceiling.saturating_sub(SPARE * SEGMENT as u64).max(floor),
+            ceiling: ceiling.saturating_sub(SPARE * segment).max(floor),
             last_purge: None,
             last_try: None,
             heard: None,
@@ -98,7 +100,7 @@ impl Growth {
 
     /// Returns whether the cache may take one more segment.
     pub fn may_grow(&mut self, footprint: u64, now: Instant) -> bool {
-        let bytes = SEGMENT as u64;
+        let bytes = self.segment;
         let grown = footprint + bytes;
         if grown > self.ceiling {
             return false;
@@ -150,7 +152,7 @@ impl Growth {
 
     /// Returns whether the cache may take one segment beyond its size for a moment.
     pub fn has_spare(&self, footprint: u64) -> bool {
-        footprint + SEGMENT as u64 <= self.target() + SPARE * SEGMENT as u64
+        footprint + self.segment <= self.target() + SPARE * self.segment
     }
 
     /// Returns whether one more segment may be used, of memory that the cache has or may have. The
@@ -162,18 +164,19 @@ impl Growth {
     /// Returns whether the cache is larger than it should be. The segments that take the survivors
     /// of an eviction do not count.
     pub fn too_large(&self, footprint: u64) -> bool {
-        footprint > self.target() + SPARE * SEGMENT as u64 && footprint > self.floor
+        footprint > self.target() + SPARE * self.segment && footprint > self.floor
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::segment::SEGMENT;
     use super::*;
     const S: u64 = SEGMENT as u64;
 
     #[test]
     fn purges_lower_the_target_and_quiet_raises_it_slowly() {
-        let mut growth = Growth::new(4 * S, u64::MAX);
+        let mut growth = Growth::new(S, 4 * S, u64::MAX);
         let start = Instant::now();
         growth.purged(10 * S, 100 * S, start);
         growth.target = 100 * S;
@@ -191,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_ceiling_holds() {
-        let mut growth = Growth::new(2 * S, 8 * S);
+        let mut growth = Growth::new(S, 2 * S, 8 * S);
         growth.hear(Room { limit: 1 << 40, free: 1 << 40 }, 0, Instant::now());
         assert!(growth.may_grow(5 * S, Instant::now()));
         assert!(!growth.may_grow(6 * S, Instant::now()));
@@ -203,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_is_free_is_given_out_once() {
-        let mut growth = Growth::new(2 * S, u64::MAX);
+        let mut growth = Growth::new(S, 2 * S, u64::MAX);
         let now = Instant::now();
         growth.hear(Room { limit: 128 * S, free: 100 * S }, 10 * S, now);
         assert_eq!(growth.most(10 * S, 0), 92 * S, "a sixteenth of the limit is left to others");

@@ -4,7 +4,7 @@ use super::header::Header;
 use super::lanes::{Filling, Lane, Open};
 use super::lists::Name;
 use super::place::Place;
-use super::segment::{Segment, SEGMENT};
+use super::segment::Segment;
 use super::space::Space;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,9 @@ impl Space {
     ) -> std::result::Result<Filling<'_>, u64> {
         loop {
             let seen = lane.open.load(Ordering::Acquire);
-            let open = Open::decode(seen).filter(|open| open.at() + need <= SEGMENT).ok_or(seen)?;
+            let open = Open::decode(seen)
+                .filter(|open| open.at() + need <= self.segment_bytes)
+                .ok_or(seen)?;
             let segment = self.segments.must(open.segment());
             // The pin comes first: while the lane has the segment open, it is pinned and settled.
             segment.range.pin();

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "discards the pages of an emptied segment")]
 
 use super::lanes::Filling;
-use super::segment::{map, Segment, SEGMENT};
+use super::segment::{map, Segment};
 use super::space::{all_held, no_memory, Index, Space, KEEP};
 use crate::error::Result;
 use std::sync::atomic::Ordering;
@@ -125,6 +125,7 @@ impl Space {
     /// Returns an empty segment with memory, pinned and reset, in no list. Returns `None` if there
     /// is none and the cache may not grow.
     fn take_empty(&self, now: Instant, beyond: Beyond) -> Result<Option<&Segment>> {
+        let size = self.segment_bytes as u64;
         let mut lists = self.lists.lock();
         let (used, footprint) = (lists.used(), lists.footprint);
         // The segment that protected values move to does not count.
@@ -148,12 +149,12 @@ impl Space {
             return Ok(Some(segment));
         }
         let has_memory = lists.growth.has_spare(footprint)
-            || beyond == Beyond::Free && lists.growth.may_take(SEGMENT as u64, footprint, true);
+            || beyond == Beyond::Free && lists.growth.may_take(size, footprint, true);
         if !has_memory {
             return Ok(None);
         }
         // Counted before the memory is there, so that other threads do not take the same room.
-        lists.footprint += SEGMENT as u64;
+        lists.footprint += size;
         let bare = lists.bare.pop(&self.segments);
         drop(lists);
         let segment = match bare {
@@ -161,14 +162,14 @@ impl Space {
                 segment.reset();
                 Ok(segment)
             }
-            None => map(SEGMENT).and_then(|mapping| {
+            None => map(self.segment_bytes).and_then(|mapping| {
                 let segment = self.segments.make()?;
                 segment.provide(mapping, true);
                 Ok(segment)
             }),
         };
         if segment.is_err() {
-            self.counted_off(SEGMENT as u64);
+            self.counted_off(size);
         }
         segment.map(Some)
     }

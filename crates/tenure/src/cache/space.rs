@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
 
-/// Longer values have a segment of their own.
+/// Longer values have a segment of their own, with a mapping for each.
 pub(super) const LARGE: usize = SEGMENT / 4;
 /// The cache keeps used values while it empties this many segments for a new one, or for a large
 /// value.
@@ -60,6 +60,8 @@ pub(super) struct SpaceCounts {
 
 /// See the module's head.
 pub(super) struct Space {
+    /// The bytes of a segment for many values.
+    pub segment_bytes: usize,
     pub segments: Segments,
     pub counts: SpaceCounts,
     pub policy: Policy,
@@ -111,13 +113,14 @@ pub(super) struct Room<'a> {
 impl Space {
     pub fn new(
         cache: Weak<dyn Kept>,
-        lanes: usize,
+        (lanes, segment_bytes): (usize, usize),
         ceiling: u64,
         priority: u8,
         lifetimes: Lifetimes,
     ) -> Space {
-        let floor = (lanes as u64 + 2) * SEGMENT as u64;
+        let floor = (lanes * segment_bytes + 2 * segment_bytes) as u64;
         Space {
+            segment_bytes,
             segments: Segments::new(cache, priority),
             counts: SpaceCounts::default(),
             policy: Policy::new(),
@@ -135,7 +138,7 @@ impl Space {
                     draining: List::new(Name::Draining),
                     footprint: 0,
                     grown_to: 0,
-                    growth: Growth::new(floor, ceiling),
+                    growth: Growth::new(segment_bytes as u64, floor, ceiling),
                     hand: None,
                     sampled: 0,
                 },

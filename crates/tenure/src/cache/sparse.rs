@@ -16,7 +16,7 @@
 use super::lanes::Filling;
 use super::listener::RemovalCause;
 use super::place::Place;
-use super::segment::{Segment, SEGMENT};
+use super::segment::Segment;
 use super::space::{Index, Space};
 use std::sync::atomic::Ordering;
 
@@ -57,8 +57,8 @@ impl Space {
         let mut any = false;
         // Fills most of the segment with moved values. So long-lived values lie apart from values
         // that will soon be overwritten, and are not moved again and again.
-        while into.at < SEGMENT / 4 * 3 {
-            let Some(sparse) = self.sparsest(index, SEGMENT - into.at) else { break };
+        while into.at < self.segment_bytes / 4 * 3 {
+            let Some(sparse) = self.sparsest(index, self.segment_bytes - into.at) else { break };
             let generation = sparse.life.generation();
             let mut left = Vec::new();
             let (mut bytes, mut longest) = (0, 0);
@@ -75,7 +75,7 @@ impl Space {
                     self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            if bytes > SEGMENT - into.at {
+            if bytes > self.segment_bytes - into.at {
                 // The segment has few values, but large ones.
                 sparse.lengths.count(sparse.life.live(), bytes, longest);
                 self.lists.lock().close(&self.segments, sparse);
