@@ -68,8 +68,9 @@ fn start(arguments: &[OsString]) -> anyhow::Result<()> {
         return Err(CannotRun {
             code: 127,
             why: format!(
-                "there is no {PROGRAM} beside this program or in PATH; install it (cargo install \
-                 tenure-bench), or build it in a checkout (cargo build --release -p tenure-bench)"
+                "there is no {PROGRAM} beside this program or in PATH; in a checkout, build it (cargo \
+                 build --release -p tenure-bench) or install it (cargo install --path \
+                 crates/tenure-bench)"
             ),
         }
         .into());

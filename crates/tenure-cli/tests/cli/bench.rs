@@ -27,7 +27,7 @@ fn without_tenure_bench_it_says_how_to_install_it() {
     let (code, out, errors) = parts(&done);
     assert_eq!((code, out.as_str()), (Some(127), ""));
     assert_eq!(errors.matches('\n').count(), 1, "{errors}");
-    assert!(errors.contains("cargo install tenure-bench"), "{errors}");
+    assert!(errors.contains("cargo install --path crates"), "{errors}");
 }
 
 #[test]
