@@ -357,12 +357,14 @@ fn run(number: u64) {
         if wanted & END != 0 && number <= WORKER.end.load(Ordering::Acquire) {
             // The other bits are for the next thread.
             WORKER.mailbox.post(wanted & !END);
+            // First: a thread that finds a page of zeros, which nothing watches any more, asks next
+            // whether this thread has the copies.
+            WORKER.guarded.store(false, Ordering::SeqCst);
             if private {
                 // Closes the copies at once. Otherwise they would stay until this thread and those
                 // that share its table have ended.
                 keep[..count].iter().for_each(|fd| uffd::close_if_ours(*fd));
             }
-            WORKER.guarded.store(false, Ordering::Release);
             if let Some(bell) = bell {
                 bell.ring_and_close();
                 WORKER.listening.store(false, Ordering::Release);

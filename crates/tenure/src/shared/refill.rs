@@ -16,8 +16,9 @@ use crate::os::page_size;
 use crate::os::shared_file::punch;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
-use crate::runtime::{fork, worker};
+use crate::runtime::fork;
 use crate::tracking::detection::{self, Kind};
+use crate::tracking::with_descriptors;
 use rustix::io::Errno;
 
 /// Makes the bytes of a chunk and puts them in place. The caller has the right to make the chunk.
@@ -50,13 +51,7 @@ fn put(
     blocked: &Blocked,
 ) -> std::result::Result<(), Errno> {
     if region.is_watched_here() {
-        let placed = match place(region, chunk, bytes) {
-            // The background thread has a descriptor that the program cannot close.
-            Err(errno) if detection::is_closed(errno) => {
-                worker::on_worker(|| place(region, chunk, bytes)).unwrap_or(Err(errno))
-            }
-            other => other,
-        };
+        let placed = with_descriptors(|| place(region, chunk, bytes));
         // `ENOENT`: the view is not watched, because its watch is being renewed.
         if placed != Err(Errno::NOENT) {
             return placed;

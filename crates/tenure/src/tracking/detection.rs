@@ -259,10 +259,15 @@ pub(crate) fn wake(kind: Kind, range: PageRange) -> std::result::Result<(), Errn
     with_watcher(kind, |watcher| uffd::wake(watcher, range))
 }
 
+/// Returns whether the error may come from a descriptor that is closed, or another file by now.
+pub(super) fn is_of_descriptor(errno: Errno) -> bool {
+    matches!(errno, Errno::BADF | Errno::NOTTY | Errno::INVAL)
+}
+
 /// Returns whether the error means that the program has closed the calling thread's copy of a
 /// descriptor, or has put another file in its place, while the background thread has another copy.
 pub(crate) fn is_closed(errno: Errno) -> bool {
-    matches!(errno, Errno::BADF | Errno::NOTTY | Errno::INVAL)
+    is_of_descriptor(errno)
         && worker::is_guarded()
         && !worker::is_worker()
         && by_userfaultfd()

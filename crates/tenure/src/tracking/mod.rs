@@ -8,6 +8,7 @@
 //!   [`holes`]: the parts that were never touched.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and which callers wait for it;
 //!   [`spared`]: the memory that the kernel should take last.
+//! - [`descriptors`]: what calls do when the program has closed tenure's descriptors.
 //! - [`service`], [`wake`]: forks, and the ways to call the background thread.
 //! - [`settle`]: the transitions of a range, made of these; [`read_offered`]: reads without a
 //!   transition; [`touched`]: touches of purged pages;
@@ -16,6 +17,7 @@
 //!   to raw ones.
 
 pub(crate) mod backpressure;
+mod descriptors;
 pub(crate) mod detection;
 mod gate;
 mod holes;
@@ -44,8 +46,8 @@ mod wake;
 mod watch_again;
 mod word;
 
+pub(crate) use descriptors::{before_claiming, with_descriptors};
 pub(crate) use service::{ready, ready_to_watch, watch_forks};
-pub(crate) use settle::before_claiming;
 
 use crate::runtime::fork;
 use map_lock::MapLock;

@@ -288,12 +288,7 @@ impl OwnedRange {
             // SAFETY: the caller promises that no bytes of the range are in use.
             unsafe { revive::discard(&mut claim) }
         };
-        match services::retry(discard, |errno| *errno == Errno::NOMEM) {
-            Err(errno) if super::detection::is_closed(errno) => {
-                crate::runtime::worker::on_worker(discard).unwrap_or(Err(errno))
-            }
-            other => other,
-        }
+        services::retry(|| super::with_descriptors(discard), |errno| *errno == Errno::NOMEM)
     }
 
     /// Takes the mapping out. Afterwards the range is bare, and as new. The caller drops the

@@ -142,7 +142,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
 /// All of it runs on the background thread, with the claims held from the cut on. So nothing is
 /// joined to the ranges beside it meanwhile.
 pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize, Refusal>> {
-    settle::before_claiming();
+    super::before_claiming();
     let offer_all = move || {
         let marked = match claim_marked(range) {
             Ok(marked) => marked.unwrap_or_default(),

@@ -1,15 +1,14 @@
 //! The transitions of a range, as the promises and the background thread call them: taken back
 //! under a pin, offered, purged.
 
-use super::detection::Kind;
+use super::descriptors::{before_claiming, with_descriptors};
 use super::offer::{self, Refusal};
 use super::revive::Found;
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::wake::stir;
-use super::{backpressure, claims, detection, revive, settings, touched, watch_again, TRACKING};
+use super::{backpressure, claims, revive, settings, touched, watch_again};
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::lock::assert_none_held;
-use crate::runtime::{fork, services, worker};
+use crate::runtime::{services, worker};
 use rustix::io::Errno;
 
 /// Takes back the pages of a range that the caller has pinned, if they are offered, and ends the
@@ -30,47 +29,11 @@ pub(super) fn settle(
     // unmapped first. That happens here, without a claim: it takes locks that a fork holds while it
     // waits for claims.
     let short = |errno: &Errno| *errno == Errno::NOMEM;
-    let settled = match services::retry(|| settle_here(id, tracked, wanted, found), short) {
-        // The background thread has a descriptor that the program cannot close.
-        Err(errno) if detection::is_closed(errno) => {
-            let there = worker::on_worker(|| settle_here(id, tracked, wanted, found));
-            there.unwrap_or(Err(errno))
-        }
-        other => other,
-    };
-    match settled {
+    let mut settle = || with_descriptors(|| settle_here(id, tracked, wanted, found));
+    match services::retry(&mut settle, short) {
         // All pages are there. The next thread that pins the range ends the rest of the watch.
         Err(_) if !tracked.load().has(Word::OFFERED) => Ok(()),
         settled => settled,
-    }
-}
-
-/// Does the work that must precede any claim: notices a fork whose handlers did not run, and
-/// replaces lost descriptors.
-pub(crate) fn before_claiming() {
-    assert_none_held();
-    fork::look();
-    if detection::is_lost() && !worker::is_worker() {
-        detection::recover(|| {
-            TRACKING.slab.each(|_, tracked, _| {
-                let watched = tracked.is(flag::WATCHED | flag::WHOLLY_WATCHED);
-                let refilled = tracked.is(flag::REFILLED);
-                tracked.not_watched();
-                tracked.not_refilled();
-                // A thread may have claimed it in order to offer it as watched. This check comes
-                // after the flags are cleared, so a thread that claims it later does not find them.
-                if tracked.load().has(Word::OFFERED | Word::CLAIMED) {
-                    tracked.suspect();
-                }
-                if watched {
-                    // After the claim: a thread that takes the range back and finds it intact then
-                    // asks whether it is suspect.
-                    let kind = if refilled { Kind::Refill } else { Kind::Sigbus };
-                    let _ = detection::unregister(kind, tracked.range());
-                }
-            });
-        });
-        watch_again::all();
     }
 }
 

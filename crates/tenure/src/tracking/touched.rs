@@ -5,10 +5,9 @@
 
 use super::state::{flag, Claim, Tracked, Word};
 use super::wake::stir;
-use super::{backpressure, claims, detection, offer, TRACKING};
+use super::{backpressure, claims, detection, offer, with_descriptors, TRACKING};
 use crate::os::{advise, page_size, populate, signal, uffd};
 use crate::range::PageRange;
-use crate::runtime::worker;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -73,10 +72,7 @@ pub(crate) fn fill_page(page: usize, bytes: &[u8]) -> Result<(), Errno> {
         }
         Err(Errno::FAULT)
     };
-    match fill() {
-        Err(errno) if detection::is_closed(errno) => worker::on_worker(fill).unwrap_or(Err(errno)),
-        other => other,
-    }
+    with_descriptors(fill)
 }
 
 /// Notes that so many bytes of a range have been made again, perhaps without a pin. The range stays

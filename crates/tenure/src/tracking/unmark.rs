@@ -6,10 +6,12 @@ use super::settle;
 use super::shape::{claim_marked, claimed, gaps, overlapping, tracked};
 use super::side::in_order;
 use super::state::{Claim, RangeId, Word};
-use super::{backpressure, claims, detection, raw, revive, touched, TRACKING};
+use super::{
+    backpressure, before_claiming, claims, raw, revive, touched, with_descriptors, TRACKING,
+};
 use crate::os::maps;
 use crate::range::PageRange;
-use crate::runtime::{services, worker};
+use crate::runtime::services;
 use rustix::io::Errno;
 
 /// The reason why a range could not be unmarked.
@@ -111,7 +113,7 @@ pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
             return Err(Failed::Hole(at));
         }
     }
-    settle::before_claiming();
+    before_claiming();
     let mut pinned = List::new();
     let lost = unmark_pinning(range, &mut pinned).map_err(|errno| {
         remark(&pinned);
@@ -134,11 +136,7 @@ fn unmark_pinning(range: PageRange, pinned: &mut List<Pinned>) -> Result<List<Pa
         let mut bytes = 0;
         // As in `settle`: without a claim, retired mappings are unmapped first.
         let short = |errno: &Errno| *errno == Errno::NOMEM;
-        let mut taken = services::retry(|| take_back(&known, &mut bytes), short);
-        if matches!(&taken, Err(errno) if detection::is_closed(*errno)) {
-            // The background thread has a descriptor that the program cannot close.
-            taken = worker::on_worker(|| take_back(&known, &mut bytes)).unwrap_or(taken);
-        }
+        let taken = services::retry(|| with_descriptors(|| take_back(&known, &mut bytes)), short);
         if bytes > 0 {
             super::wake::stir();
             backpressure::exposed(bytes);

@@ -9,9 +9,9 @@ use crate::mapping::Mapping;
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use crate::runtime::turn::Attempt;
-use crate::runtime::{budget, fork, worker};
+use crate::runtime::{budget, fork};
 use crate::tracking::detection::{self, Kind};
-use crate::tracking::touched;
+use crate::tracking::{touched, with_descriptors};
 use rustix::io::Errno;
 use std::time::Instant;
 
@@ -160,13 +160,7 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
     fork::look();
     let start = object.range().start + offset;
     if detection::by_userfaultfd() {
-        let placed = match place(object, start, bytes) {
-            // The background thread has a descriptor that the program cannot close.
-            Err(errno) if detection::is_closed(errno) => {
-                worker::on_worker(|| place(object, start, bytes)).unwrap_or(Err(errno))
-            }
-            other => other,
-        };
+        let placed = with_descriptors(|| place(object, start, bytes));
         // After a failure a part may be in place.
         touched::made_again(object.memory.tracked(), bytes.len());
         // Not watched: the watch could not be kept, or a signal handler has forked just now.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::volatile::{self, Detection, Refill, Settings};
 use tenure::{Mapping, Outcome, Volatile};
 use tenure_testkit::seccomp::{Call, Errno, Filter, Hold};
-use tenure_testkit::{or_skip, this_test};
+use tenure_testkit::{or_skip, sweep, this_test};
 
 fn descriptors(most: u64) {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: 1024 };
@@ -367,5 +367,36 @@ fn a_child_that_has_closed_them_offers_ranges_at_once() {
             }
         };
         assert_eq!(forked(offered), Ended::Well);
+    });
+}
+
+/// The background thread has the last copies. It ends while other threads take purged memory back:
+/// each pin finds the loss, and none fails.
+#[test]
+fn the_end_of_the_background_thread_hides_no_purge() {
+    promised(this_test!(), || {
+        let purged = || {
+            let mut buffer = Volatile::new(PAGE).unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            buffer.offer_now().unwrap();
+            buffer.purge_now().unwrap();
+            buffer
+        };
+        let pinned = |buffer: &Volatile| {
+            let pin = buffer.pin().unwrap();
+            let zeros = pin.iter().all(|byte| *byte == 0);
+            // The kernel may have kept a page that it was moving.
+            assert_eq!(pin.outcome() == Outcome::Purged, zeros, "{:?}", pin.outcome());
+        };
+        for _ in 0..sweep(2, 100) {
+            let buffers: Vec<Volatile> = (0..10_000).map(|_| purged()).collect();
+            close_everything();
+            std::thread::scope(|scope| {
+                for part in buffers.chunks(buffers.len() / 3 + 1) {
+                    scope.spawn(|| part.iter().for_each(pinned));
+                }
+                (0..3).for_each(|_| _ = tenure::end_background_threads());
+            });
+        }
     });
 }
