@@ -1,5 +1,7 @@
 //! The core's `tracking`, as far as it is modelled.
 
+#[path = "../../tenure/src/tracking/descriptors.rs"]
+pub(crate) mod descriptors;
 #[path = "../../tenure/src/tracking/gate.rs"]
 pub(crate) mod gate;
 #[path = "../../tenure/src/tracking/holes.rs"]
@@ -41,6 +43,7 @@ pub(crate) mod map_lock {
 }
 
 pub(crate) use crate::fakes::{backpressure, detection, settings};
+pub(crate) use descriptors::{before_claiming, with_descriptors};
 
 use crate::runtime::lock::{Lock, Rank};
 
@@ -76,6 +79,8 @@ pub(crate) mod touched {
 /// No thread sleeps: the models call the scan themselves.
 pub(crate) mod wake {
     pub(crate) fn stir() {}
+
+    pub(crate) fn stir_or_start() {}
 }
 
 /// Does the work of `scan`, without its waits: looks at all ranges, then offers each marked one.

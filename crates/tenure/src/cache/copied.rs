@@ -76,6 +76,7 @@ impl Segment {
         // Takes the memory now: the read fills it under the range's claim, for which other threads
         // wait.
         room.iter_mut().step_by(page_size()).for_each(|byte| _ = byte.write(0));
+        room.last_mut().map(|byte| byte.write(0));
         self.read(at, room)?;
         // SAFETY: `read` has filled these bytes.
         unsafe { value.set_len(len) };

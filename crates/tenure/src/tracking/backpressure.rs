@@ -8,7 +8,7 @@
 //! kernel killed a neighbour because nothing was left to reclaim.
 
 use super::settings::settings;
-use super::wake::wake;
+use super::wake::{stir_or_start, wake};
 use crate::runtime::event::Event;
 use crate::runtime::lock::assert_none_held;
 use crate::runtime::worker;
@@ -106,7 +106,7 @@ pub(super) fn exposed(bytes: u64) {
 /// and no claim.
 #[inline]
 pub(crate) fn hold_back() {
-    if is_over() && !worker::is_worker() && worker::running() {
+    if is_over() && !worker::is_worker() {
         wait_for_scans();
     }
 }
@@ -123,8 +123,9 @@ fn is_over() -> bool {
 #[cold]
 fn wait_for_scans() {
     assert_none_held();
+    stir_or_start();
     let until = Instant::now() + PATIENCE;
-    while is_over() {
+    while is_over() && worker::running() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;

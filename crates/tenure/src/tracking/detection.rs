@@ -325,14 +325,23 @@ pub(crate) fn is_missing() -> bool {
 
 /// Opens the descriptors if they are [missing](is_missing) and can be opened by now. Ranges that
 /// were offered at the failure are suspect since, and nothing could be offered in the meantime.
-/// Returns whether it opened them.
+/// Returns whether it opened them, or another thread did meanwhile.
 #[inline]
 pub(super) fn open_missing() -> bool {
-    let missing = is_missing() && !worker::is_worker();
+    // Where another thread has just opened them, the background thread may not have its copies yet.
+    let giving_up = REPLACEMENT.giving_up.load(Ordering::SeqCst);
+    let missing = (is_missing() || giving_up) && !worker::is_worker();
     if missing {
         one_at_a_time(replace_missing);
     }
     missing && !is_missing()
+}
+
+/// Waits while another thread replaces the descriptors: nothing can be registered meanwhile.
+pub(super) fn wait_until_replaced() {
+    if REPLACEMENT.giving_up.load(Ordering::SeqCst) && !worker::is_worker() {
+        one_at_a_time(|| ());
+    }
 }
 
 /// The descriptors are [lost](is_lost), so offered pages may have been discarded unseen. Has

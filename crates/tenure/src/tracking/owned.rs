@@ -325,7 +325,7 @@ impl OwnedRange {
         claim.move_to(range);
         drop(claim);
         backpressure::count(range.len() as u64);
-        super::wake::stir();
+        super::wake::stir_or_start();
     }
 }
 

@@ -31,10 +31,12 @@ impl OwnedRange {
         let fits = offset.checked_add(into.len()).is_some_and(|end| end <= range.len());
         let copied = fits && touch::copy_from(range.start + offset, into) == Ok(into.len());
         // A signal handler may have made a child meanwhile, and this may be that child, in which
-        // nothing watches the pages. Or the program has closed the descriptors. So this check comes
-        // after the copy.
+        // nothing watches the pages. Or the program has closed the descriptors. So these checks
+        // come after the copy, and in this order: another thread may at any time find that the
+        // descriptors are lost, mark offered ranges as suspect, and open new ones.
         fork::look();
-        let is_true = copied && readable(claim.word()) && !detection::is_lost();
+        let is_lost = detection::is_lost();
+        let is_true = copied && !is_lost && readable(claim.word());
         if is_true {
             add(&COUNTERS.offered_reads, 1);
         }

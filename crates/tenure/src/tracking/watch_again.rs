@@ -61,8 +61,20 @@ pub(super) fn for_maker(id: RangeId, tracked: &'static Tracked) -> Result<(), Er
         None => Ok(()),
     };
     // Nothing is watched where there is no thread.
-    worker::on_worker(watch).unwrap_or(Ok(()))
+    let on_worker = || worker::on_worker(watch).unwrap_or(Ok(()));
+    let mut watched = on_worker();
+    for _ in 0..TRIES {
+        if watched != Err(Errno::AGAIN) {
+            break;
+        }
+        detection::wait_until_replaced();
+        watched = on_worker();
+    }
+    watched
 }
+
+/// How often a range is watched again while other threads replace the descriptors.
+const TRIES: usize = 4;
 
 /// Watches every range again that no thread is making now: after the descriptors were replaced.
 pub(super) fn all() {

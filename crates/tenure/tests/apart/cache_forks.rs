@@ -5,7 +5,8 @@
 use crate::promise_kit::stepping::{self, stepped, Stepping};
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tenure::volatile::{self, Settings};
 use tenure::Cache;
 use tenure_testkit::{sweep, this_test};
 
@@ -200,5 +201,26 @@ fn a_child_made_beside_inserts_that_purge_at_every_unpin_can_use_the_cache() {
             }
             done.store(true, Ordering::Relaxed);
         });
+    });
+}
+
+/// Nothing would be offered without the thread, and the kernel would kill the process.
+#[test]
+fn a_cache_that_grows_starts_the_background_thread_again() {
+    promised(this_test!(), || {
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let cache = Cache::<u64>::new().unwrap();
+        let grows = |from: u64| {
+            let before = tenure::stats().total.offers;
+            (from..from + 100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());
+            // Segments that a child shares with its parent are not offered.
+            let offered = || tenure::stats().total.offers >= before + 3;
+            assert!(waited(offered), "{:?}", tenure::stats());
+        };
+        grows(0);
+        assert!(tenure::end_background_threads());
+        grows(100);
+        assert_eq!(forked(|| grows(200)), Ended::Well);
+        assert_eq!(raw_forked(|| grows(200)), Ended::Well);
     });
 }
