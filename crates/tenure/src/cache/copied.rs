@@ -54,6 +54,10 @@ impl Segment {
         let word = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
         let time = |at: usize| Some(u64::from_ne_bytes(head.get(at..at + 8)?.try_into().ok()?));
         let (length, found) = (word(0)?, word(4)?);
+        // First: the times of a value that was purged earlier are zeros, and it has not ended.
+        if found != hash || !self.whole(offset, head.len()) {
+            return None;
+        }
         let (mut at, mut len) = (offset + HEADER, length as usize);
         if ends(length) {
             let has_used = lifetimes.bytes() > TIME;
@@ -67,7 +71,7 @@ impl Segment {
             (at, len) = (at + lifetimes.bytes(), decode(length, capacity) as usize);
         }
         let fits = at <= capacity && len <= (capacity - at).min(MOST);
-        if found != hash || !fits || !self.whole(offset, at + len - offset) {
+        if !fits || !self.whole(at, len) {
             return None;
         }
         let mut value = Vec::new();

@@ -177,6 +177,42 @@ fn values_end_in_offered_segments_too() {
     });
 }
 
+/// The times of a value may be gone while its hash, on the page before, is there.
+#[test]
+fn what_was_purged_before_has_not_ended() {
+    promised(this_test!(), || {
+        never_offer();
+        let builder = Cache::<u64>::builder().ceiling(256 * MIB as u64);
+        let cache = builder.time_to_live(Duration::from_secs(3600)).build().unwrap();
+        // With header and times 120 bytes, so that many a header ends its page.
+        let keys = 60_000;
+        (0..keys).for_each(|key| cache.insert(key, &[7; 104]).unwrap());
+        let at = |key: u64| cache.get(&key).unwrap().as_ptr() as usize;
+        let all: Vec<usize> = (0..keys).map(at).collect();
+        let split: Vec<u64> = (0..20_000).filter(|key| all[*key as usize] % PAGE == 8).collect();
+        offer_all();
+        assert!(all_is_offered());
+        for key in &split {
+            let at = all[*key as usize];
+            reclaim(at - at % PAGE, PAGE);
+        }
+        let is_gone = |key: &&u64| peek(all[**key as usize]).is_none();
+        let gone: Vec<u64> = split.iter().filter(is_gone).copied().collect();
+        assert!(gone.len() > 10, "{} of {}", gone.len(), split.len());
+        // Other gets take the segments back, so that the losses are known, and all is offered again.
+        never_offer();
+        let rounds = tenure::stats().total.keeper_rounds;
+        assert!(waited(|| tenure::stats().total.keeper_rounds > rounds));
+        gone.iter().for_each(|key| drop(cache.get(&(key + 300))));
+        offer_all();
+        assert!(all_is_offered());
+        assert!(gone.iter().all(|key| cache.get(key).is_none()));
+        let stats = cache.stats();
+        assert_eq!(stats.expired_values, 0, "none has ended");
+        assert!(stats.purged_values >= gone.len() as u64);
+    });
+}
+
 #[test]
 fn where_the_call_is_refused_gets_take_the_segment_back() {
     promised(this_test!(), || {
