@@ -246,11 +246,6 @@ impl<T: ?Sized> Lock<T> {
     #[inline]
     fn guard(&self) -> Guard<'_, T> {
         if cfg!(debug_assertions) {
-            assert!(
-                services::covers(self.rank),
-                "tenure: no service holds {:?} over forks",
-                self.rank
-            );
             RANKS.set(RANKS.get() | 1 << self.rank as u8);
         }
         Guard { lock: self }
@@ -418,6 +413,7 @@ pub(crate) fn assert_order(rank: Rank) {
             "tenure: {rank:?} is locked under {:#b} of the same or a later rank",
             inner
         );
+        assert!(services::covers(rank), "tenure: no service holds {rank:?} over forks");
     }
 }
 
