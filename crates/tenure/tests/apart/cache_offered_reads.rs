@@ -102,20 +102,22 @@ fn take_pages(addresses: &[usize]) -> u64 {
     addresses.iter().filter(|at| gone(**at)).count() as u64
 }
 
-fn addresses(cache: &Cache<u64>) -> Vec<usize> {
+/// Returns an offered cache, and how many of its values have lost their first page.
+fn purged_cache() -> (Cache<u64>, u64) {
+    never_offer();
+    let cache = filled_cache();
     let at = |key: u64| cache.get(&key).unwrap().as_ptr() as usize;
-    (0..KEYS).map(at).collect()
+    let addresses: Vec<usize> = (0..KEYS).map(at).collect();
+    offer_all();
+    let gone = take_pages(&addresses);
+    assert!(gone > KEYS / 8, "{gone}");
+    (cache, gone)
 }
 
 #[test]
 fn what_the_kernel_took_is_a_miss() {
     promised(this_test!(), || {
-        never_offer();
-        let cache = filled_cache();
-        let addresses = addresses(&cache);
-        offer_all();
-        let gone = take_pages(&addresses);
-        assert!(gone > KEYS / 8, "{gone}");
+        let (cache, gone) = purged_cache();
         let (found, _) = looked(&cache);
         assert!(found <= KEYS - gone, "{found} found, {gone} gone");
         assert!(cache.stats().purged_bytes > 0, "the cache learns of it");
@@ -126,12 +128,7 @@ fn what_the_kernel_took_is_a_miss() {
 #[test]
 fn a_child_misses_what_the_kernel_took_from_its_parent() {
     promised(this_test!(), || {
-        never_offer();
-        let cache = filled_cache();
-        let addresses = addresses(&cache);
-        offer_all();
-        let gone = take_pages(&addresses);
-        assert!(gone > KEYS / 8, "{gone}");
+        let (cache, gone) = purged_cache();
         let look = || {
             let (found, _) = looked(&cache);
             assert!(found <= KEYS - gone, "{found} found, {gone} gone");
