@@ -45,6 +45,7 @@ pub(crate) mod raw_map;
 pub(crate) mod release;
 pub(crate) mod reserve;
 pub(crate) mod room_now;
+pub(crate) mod seccomp;
 pub(crate) mod shared_file;
 pub(crate) mod sharers;
 pub(crate) mod signal;

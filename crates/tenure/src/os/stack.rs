@@ -12,9 +12,12 @@ pub struct Stack {
     /// The address of its guard page; 0: there is none yet.
     start: AtomicUsize,
     /// The kernel's number of the thread that has it, or had it last; 0: a thread that has not run
-    /// yet.
+    /// yet; [`NO_THREAD`].
     thread: AtomicI32,
 }
+
+/// The last thread could not be made.
+const NO_THREAD: i32 = -1;
 
 const BYTES: usize = 256 << 10;
 
@@ -62,10 +65,11 @@ impl Stack {
             libc::pthread_attr_destroy(attributes);
             failed
         };
-        match failed {
-            0 => Ok(()),
-            errno => Err(errno),
+        if failed == 0 {
+            return Ok(());
         }
+        self.thread.store(NO_THREAD, Ordering::Release);
+        Err(failed)
     }
 
     /// Notes that the calling thread was started on it.
@@ -79,7 +83,8 @@ impl Stack {
         let last = self.thread.swap(0, Ordering::AcqRel);
         let mut start = self.start.load(Ordering::Acquire);
         // The kernel removes a thread's number after the thread's last access to its memory.
-        if start == 0 || last == 0 || !tid::has_ended(last) {
+        let is_free = last == NO_THREAD || last != 0 && tid::has_ended(last);
+        if start == 0 || !is_free {
             start = Self::map()?;
             self.start.store(start, Ordering::Release);
         }
@@ -106,6 +111,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
     use std::time::{Duration, Instant};
+    use tenure_testkit::seccomp::{Call, Errno, Filter};
+    use tenure_testkit::{in_child, or_skip, this_test};
 
     static STACK: Stack = Stack::new();
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -115,6 +122,23 @@ mod tests {
         let local = 0u8;
         LAST.store(std::ptr::from_ref(&local) as u64, Ordering::Release);
         std::ptr::null_mut()
+    }
+
+    #[test]
+    fn threads_that_cannot_be_made_take_one_stack() {
+        in_child(this_test!(), &[], || {
+            let clone = |filter: Filter, number| filter.refuse(Call::Number(number), Errno::AGAIN);
+            let filter = clone(clone(Filter::new(), libc::SYS_clone), libc::SYS_clone3);
+            or_skip!(filter.install_this_thread());
+            static NEVER: Stack = Stack::new();
+            let start = || {
+                // SAFETY: the body uses no argument; one thread calls this.
+                let started = unsafe { NEVER.start(note, std::ptr::null_mut()) };
+                assert_eq!(started, Err(libc::EAGAIN));
+                NEVER.start.load(Ordering::Acquire)
+            };
+            assert_eq!(start(), start());
+        });
     }
 
     #[test]

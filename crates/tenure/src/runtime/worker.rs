@@ -14,7 +14,8 @@ use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
 use crate::os::thread::{can_allocate, spawn_apart};
 use crate::os::tid;
-use crate::os::{generation, own_table, pagemap, uffd};
+use crate::os::{generation, own_table, pagemap, seccomp, uffd};
+use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +35,10 @@ struct Worker {
     stopping: AtomicBool,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
+    /// The seccomp filters of the thread that started it last, plus one; 0: not known.
+    filters: AtomicU32,
+    /// The second of the monotonic clock before which no caller [starts](start_unasked) it unasked.
+    not_before: AtomicU64,
     /// Whether a thread listens for pressure. It ends with the background thread.
     listening: AtomicBool,
     /// The kernel's numbers of both threads; 0: none yet.
@@ -66,6 +71,8 @@ static WORKER: Worker = Worker {
     end: AtomicU64::new(0),
     stopping: AtomicBool::new(false),
     guarded: AtomicBool::new(false),
+    filters: AtomicU32::new(0),
+    not_before: AtomicU64::new(0),
     listening: AtomicBool::new(false),
     numbers: [const { AtomicI32::new(0) }; 2],
     stacks: [const { Stack::new() }; 2],
@@ -245,7 +252,28 @@ fn create_new(call: &'static str) -> Result<()> {
         let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
         return Err(Error::system(call, "starting the background thread", errno));
     }
+    WORKER.filters.store(filters(), Ordering::Relaxed);
     Ok(())
+}
+
+/// Starts the thread where none runs, for a caller that has not asked for one: in a child, or after
+/// the program has ended it. Not if the caller has got a seccomp filter since the last start, which
+/// may kill the process for a new thread. Tries once a second.
+pub(crate) fn start_unasked(call: &'static str) {
+    let second = clock_gettime(ClockId::Monotonic).tv_sec as u64;
+    if running() || second < WORKER.not_before.load(Ordering::Relaxed) {
+        return;
+    }
+    WORKER.not_before.store(second + 1, Ordering::Relaxed);
+    let before = WORKER.filters.load(Ordering::Relaxed);
+    if before != 0 && before == filters() && start(call).is_ok() {
+        WORKER.not_before.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The calling thread's seccomp filters plus one; 0: not known.
+fn filters() -> u32 {
+    seccomp::filters().map_or(0, |filters| filters + 1)
 }
 
 fn set_state(state: u32) {

@@ -26,13 +26,12 @@ pub(super) fn wake() {
     }
 }
 
-/// [`stir`], and starts the background thread if there is none: in a child, or after the program has
-/// ended it. Without it no range would be offered, and the program could be killed for want of
-/// memory. The caller holds no lock and no claim.
+/// [`stir`], and starts the background thread if there is none and it [may be
+/// started](worker::start_unasked). Without it no range would be offered, and the program could be
+/// killed for want of memory. The caller holds no lock and no claim.
 pub(super) fn stir_or_start() {
     if !worker::running() {
-        // Where no thread can be made, the next call tries again.
-        let _ = worker::start("tracking");
+        worker::start_unasked("tracking");
     }
     stir();
 }

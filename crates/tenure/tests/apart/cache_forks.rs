@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
+use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{sweep, this_test};
 
 fn put(cache: &Cache<u64>, key: u64, len: usize) {
@@ -223,4 +224,35 @@ fn a_cache_that_grows_starts_the_background_thread_again() {
         assert_eq!(forked(|| grows(200)), Ended::Well);
         assert_eq!(raw_forked(|| grows(200)), Ended::Well);
     });
+}
+
+/// Such a filter kills a child at the first thread that it makes.
+#[test]
+fn a_child_that_may_make_no_thread_uses_its_cache() {
+    promised(this_test!(), || {
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let cache = Cache::<u64>::new().unwrap();
+        (0..100).for_each(|key| put(&cache, key, 100_000));
+        let confined = |filter: Filter| {
+            filter.install_this_thread().unwrap();
+            let before = mappings();
+            (100..400).for_each(|key| put(&cache, key, 100_000));
+            check(&cache, 0..400);
+            assert!(mappings() < before + 40, "{before} and {} mappings", mappings());
+        };
+        let both = [Call::Number(libc::SYS_clone), Call::Number(libc::SYS_clone3)];
+        let kill = || both.into_iter().fold(Filter::new(), Filter::kill);
+        let refuse = || {
+            let refused = |filter: Filter, call| filter.refuse(call, Errno::AGAIN);
+            both.into_iter().fold(Filter::new(), refused)
+        };
+        assert_eq!(forked(|| confined(kill())), Ended::Well);
+        assert_eq!(forked(|| confined(refuse())), Ended::Well);
+        assert!(tenure::end_background_threads());
+        confined(refuse());
+    });
+}
+
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
