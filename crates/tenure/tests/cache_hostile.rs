@@ -52,6 +52,20 @@ fn a_value_that_cannot_fit_evicts_nothing() {
 }
 
 #[test]
+fn the_smallest_ceiling_leaves_room_for_a_value_of_two_megabytes() {
+    for ceiling in [1, MIB, 2 * MIB, 3 * MIB, 4 * MIB] {
+        let cache = Cache::<u64>::builder().ceiling(ceiling).build().unwrap();
+        for key in 0..60 {
+            let len = [1 << 20, 3 << 19, 2_000_000, 600_000, 5][key as usize % 5];
+            cache.insert(key, &vec![key as u8; len]).unwrap();
+            let footprint = cache.stats().footprint_bytes;
+            assert!(footprint <= (7 * MIB / 2).max(ceiling), "{footprint} of {ceiling}");
+        }
+        assert!(cache.get(&59).is_some_and(|value| value[..] == [59; 5]));
+    }
+}
+
+#[test]
 fn the_ceiling_holds_whatever_is_held() {
     let cache = Cache::<u64>::builder().ceiling(64 * MIB).build().unwrap();
     let mut held = Vec::new();

@@ -56,8 +56,8 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     CacheBuilder<K, S>
 {
     /// Sets the most bytes of memory that the cache may take. The default is what the machine and
-    /// the memory cgroup allow. The cache takes a few segments in any case, and held values
-    /// stay. A segment has 2 MiB, or 512 KiB if the ceiling is below 64 MiB.
+    /// the memory cgroup allow. The cache takes up to 3.5 MiB in any case, and held values stay.
+    /// A segment has 2 MiB, or 512 KiB if the ceiling is below 64 MiB.
     ///
     /// ```
     /// let cache = tenure::Cache::<u64>::builder().ceiling(64 << 20).build()?;

@@ -33,6 +33,9 @@ use std::time::Instant;
 
 /// Longer values have a segment of their own, with a mapping for each.
 pub(super) const LARGE: usize = SEGMENT / 4;
+/// What a cache may have at least, whatever its ceiling: enough for a value of 2 MB beside the open
+/// segments.
+const LEAST: usize = 5 * LARGE;
 /// The cache keeps used values while it empties this many segments for a new one, or for a large
 /// value.
 pub(super) const KEEP: usize = 8;
@@ -118,7 +121,7 @@ impl Space {
         priority: u8,
         lifetimes: Lifetimes,
     ) -> Space {
-        let floor = (lanes * segment_bytes + 2 * segment_bytes) as u64;
+        let floor = ((lanes + 2) * segment_bytes).max(LEAST) as u64;
         Space {
             segment_bytes,
             segments: Segments::new(cache, priority),
