@@ -4,7 +4,39 @@
 
 pub use crate::os::stack::Stack;
 
+use crate::runtime::fork;
+use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::published::Part;
+use crate::runtime::services::Service;
+
+/// For the whole process: held by the thread that calls the next allocator for the launcher.
+static NEXT_ALLOCATOR: Lock<()> = Lock::new(Rank::NextAllocator, ());
+/// For the whole process: the launcher's entry in the register.
+static SERVICE: Service = Service {
+    hold: || NEXT_ALLOCATOR.hold(),
+    release: || NEXT_ALLOCATOR.release(),
+    recover: || _ = NEXT_ALLOCATOR.reset_in_child(),
+    ..Service::named("launcher", &[Rank::NextAllocator])
+};
+
+/// Makes forks wait for [`call_next_allocator`].
+pub fn watch_forks() {
+    fork::register(&SERVICE);
+}
+
+/// Runs `act`, which calls the next allocator for the launcher's own purpose, while no fork is under
+/// way. Forks wait for its end, and let signals come meanwhile. Returns whether it ran.
+///
+/// A fork waits for the allocator's locks with signals blocked. If a signal stopped this thread
+/// while it had such a lock, until the forking thread is stopped, too, the program would hang: a
+/// collector stops threads so.
+pub fn call_next_allocator(act: impl FnOnce()) -> bool {
+    let held = NEXT_ALLOCATOR.try_lock();
+    held.is_some_and(|_held| {
+        act();
+        true
+    })
+}
 
 /// Memory for the launcher's notes: a heap of its own. Forks hold its lock, and a child that was
 /// made without fork handlers can use it.
@@ -35,7 +67,7 @@ pub mod heap {
 /// A fork waits for the C library's streams, and for locks of libraries whose handlers were
 /// registered early, while it holds all of the pool's locks.
 pub fn without_waiting_for_forks<R>(act: impl FnOnce() -> R) -> R {
-    let _no_wait = crate::runtime::fork::NoWait::long_for_fork();
+    let _no_wait = fork::NoWait::long_for_fork();
     act()
 }
 

@@ -7,7 +7,7 @@ use crate::{bootstrap_alloc, counters, keeper, real};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use tenure::launcher::without_waiting_for_forks;
+use tenure::launcher::{call_next_allocator, without_waiting_for_forks};
 use tenure::pool;
 
 /// The alignment that malloc promises on this library's platforms.
@@ -61,18 +61,20 @@ pub fn teach_glibc() {
 fn teach(size: usize) {
     let taught = TAUGHT.load(Ordering::Relaxed);
     let is_news = size <= MOST_TAUGHT && size > taught + taught / 8;
-    if !is_news || TAUGHT.swap(size, Ordering::Relaxed) >= size {
+    if !is_news {
         return;
     }
-    if size > MOST_TAUGHT / 9 * 8 {
-        TEACHES.store(false, Ordering::Relaxed);
-    }
-    if let (Some(malloc), Some(free)) = (real::malloc(), real::free()) {
-        let _errno = Errno::keep();
-        // 64 bytes less: the heap adds to a block's size, which could take the largest past the
-        // bound.
-        // SAFETY: a plain allocation, which is given back at once.
-        unsafe { free(malloc(size - 64)) };
+    let (Some(malloc), Some(free)) = (real::malloc(), real::free()) else { return };
+    let _errno = Errno::keep();
+    // 64 bytes less: the heap adds to a block's size, which could take the largest past the bound.
+    // SAFETY: a plain allocation, which is given back at once.
+    let teach = || unsafe { free(malloc(size - 64)) };
+    // Where another thread teaches or forks, a later block of that size does it.
+    if call_next_allocator(teach) {
+        TAUGHT.fetch_max(size, Ordering::Relaxed);
+        if size > MOST_TAUGHT / 9 * 8 {
+            TEACHES.store(false, Ordering::Relaxed);
+        }
     }
 }
 

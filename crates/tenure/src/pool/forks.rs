@@ -2,9 +2,9 @@
 
 use super::reservation::{self, Reservation};
 use super::{central_list, class, counters, decay, leave, queue, slot, thread_cache};
+use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
-use crate::runtime::{fork, worker};
 
 /// Any thread that allocates holds these locks for some nanoseconds, and it may hold any other lock
 /// then. So a fork takes them last. No thread takes one of them under another.
@@ -26,18 +26,13 @@ static LISTS: Service = Service {
     )
 };
 
-/// Returns the reservation. The first call reserves it.
+/// Returns the reservation. The first call reserves it, and first makes every fork wait for the
+/// pool's locks: no thread takes one of the others without a reservation.
 #[inline]
 pub(super) fn reservation() -> Option<&'static Reservation> {
     match reservation::known() {
         None if reservation::is_to_come() => {
-            // Where a worker runs already, for volatile memory, no later call prepares the pool. Where
-            // none runs, `prepare` comes, and the launcher's first allocations must not register: a
-            // fork that holds these locks has other threads allocate from glibc, and it waits for
-            // glibc's lock with signals blocked. A collector that stops threads meanwhile would hang.
-            if worker::running() {
-                register();
-            }
+            watch();
             reservation::set_up()
         }
         known => known,
@@ -48,10 +43,6 @@ pub(super) fn reservation() -> Option<&'static Reservation> {
 pub(super) fn watch() {
     fork::look();
     fork::watch();
-    register();
-}
-
-fn register() {
     fork::register(&LISTS);
     decay::service();
 }

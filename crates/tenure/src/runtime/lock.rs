@@ -246,7 +246,9 @@ impl<T: ?Sized> Lock<T> {
     #[inline]
     fn guard(&self) -> Guard<'_, T> {
         if cfg!(debug_assertions) {
-            RANKS.set(RANKS.get() | 1 << self.rank as u8);
+            let rank = self.rank;
+            assert!(services::covers(rank), "tenure: no service holds {rank:?} over forks");
+            RANKS.set(RANKS.get() | 1 << rank as u8);
         }
         Guard { lock: self }
     }
@@ -413,7 +415,6 @@ pub(crate) fn assert_order(rank: Rank) {
             "tenure: {rank:?} is locked under {:#b} of the same or a later rank",
             inner
         );
-        assert!(services::covers(rank), "tenure: no service holds {rank:?} over forks");
     }
 }
 

@@ -7,6 +7,8 @@
 pub(crate) enum Rank {
     /// One fork at a time.
     Fork,
+    /// The launcher's own calls of the next allocator.
+    NextAllocator,
     /// The list of caches.
     CacheList,
     /// A cache's segments, its size and its queue.
