@@ -88,10 +88,11 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
 /// longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock, and other
 /// calls that the kernel allows only to a process with one thread, or that take effect for the
 /// calling thread alone. The next call that needs a thread starts it anew, with the rights of its
-/// caller. Until then marked ranges stay marked. The two threads that refill touched pages stay.
+/// caller. Until then marked ranges stay marked.
 ///
-/// Returns 0 if they have ended, and 1 if they have not within a second (Linux before 5.9, or
-/// close_range is refused).
+/// Returns 0 if they have ended. Returns 1 if they have not: an object has a refill callback, and a
+/// thread that touches its purged pages waits for these threads (none was ended; free such objects
+/// first), or a thread has not ended within a second (Linux before 5.9, or close_range is refused).
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_end_background_threads() -> c_int {
     status("tenure_end_background_threads", || {

@@ -179,12 +179,14 @@ pub fn ends_with_the_last_thread() -> bool {
 /// rights of its caller.
 ///
 /// Until then marked ranges stay marked, and later calls of the program give back blocks freed to
-/// the [`pool`]. The two threads that make pages again for touches stay, because objects with a
-/// refill function need them.
+/// the [`pool`].
 ///
-/// `false`: a thread has not ended within a second. It is in a long system call, or its descriptor
-/// table is the program's (Linux before 5.9, `close_range` refused). Then the thread that listens
-/// for memory pressure stays.
+/// `false`: they have not ended, for one of these reasons.
+/// - An object has a refill function: a thread that touches its purged pages waits for tenure's
+///   threads. None was ended. Drop such objects first.
+/// - A thread has not ended within a second. It is in a long system call, or its descriptor table
+///   is the program's (Linux before 5.9, `close_range` refused). Then the thread that listens for
+///   memory pressure stays.
 ///
 /// # Cost
 /// 0.1 ms, and the teardown of the memory that [`retire`] has waiting.
@@ -197,7 +199,7 @@ pub fn ends_with_the_last_thread() -> bool {
 pub fn end_background_threads() -> bool {
     // A child of a fork has no such threads, and no memory that waits for teardown.
     let given_back = retire::drain(None);
-    runtime::worker::stop() && given_back
+    runtime::ending::end_threads() && given_back
 }
 
 /// The version of this crate.

@@ -8,6 +8,7 @@
 pub(crate) mod advise;
 pub(crate) mod apart;
 pub(crate) mod arena;
+pub(crate) mod bell;
 pub(crate) mod brief;
 pub(crate) mod caught;
 pub(crate) mod detach;

@@ -1,41 +1,17 @@
 //! Hears that memory runs short: from the source that the service manager names, or else from PSI
 //! triggers, cgroup v1 pressure levels and cgroup v2 events.
 
+use super::bell::Bell;
 use super::memory_group::MemoryGroup;
 use super::pressure_told::Told;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
 use std::path::Path;
 
 /// The sources of pressure reports.
 pub(crate) struct PressureWatch {
     sources: Vec<Source>,
-}
-
-/// Ends a thread's wait. It is in the descriptor table that tenure's threads share, where the
-/// program cannot close it.
-#[derive(Clone, Copy)]
-pub(crate) struct Bell(RawFd);
-
-impl Bell {
-    /// Called by a thread with a table of its own, for a thread that inherits the table.
-    pub fn new() -> Option<Bell> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-        Some(Bell(event.into_raw_fd()))
-    }
-
-    pub fn descriptor(self) -> RawFd {
-        self.0
-    }
-
-    /// Called by the thread that made the bell. It closes that thread's descriptor.
-    pub fn ring_and_close(self) {
-        // SAFETY: this thread's table is its own, and the descriptor was made in it and is closed
-        // only here.
-        let event = unsafe { OwnedFd::from_raw_fd(self.0) };
-        let _ = rustix::io::write(&event, &1u64.to_ne_bytes());
-    }
 }
 
 /// The result of a wait; the most important report is the largest.
@@ -104,11 +80,9 @@ impl PressureWatch {
     pub fn wait(&self, bell: Option<Bell>) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             self.sources.iter().map(|s| PollFd::from_borrowed_fd(s.fd.as_fd(), s.flags)).collect();
-        if let Some(bell) = bell {
-            // SAFETY: the calling thread's table has the descriptor until the thread ends.
-            let event = unsafe { BorrowedFd::borrow_raw(bell.0) };
-            fds.push(PollFd::from_borrowed_fd(event, PollFlags::IN));
-        }
+        // SAFETY: the calling thread's table has the descriptor until the thread ends.
+        let event = bell.as_ref().map(|bell| unsafe { bell.event() });
+        fds.extend(event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
         if poll(&mut fds, None).is_err() {
             return Heard::Nothing;
         }

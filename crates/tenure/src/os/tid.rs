@@ -1,5 +1,7 @@
 //! The kernel's numbers of threads.
 
+use std::time::{Duration, Instant};
+
 /// Returns the kernel's number of the calling thread.
 pub(crate) fn own() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
@@ -12,6 +14,17 @@ pub(crate) fn has_ended(number: i32) -> bool {
     // SAFETY: signal 0 reaches no thread; the kernel only looks for the thread.
     let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
+}
+
+/// Waits until the kernel has no thread of this number; 0: none. `false`: it has one until then.
+pub(crate) fn wait_for_end(number: i32, until: Instant) -> bool {
+    while number != 0 && !has_ended(number) {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    true
 }
 
 /// Returns whether the main thread has ended (`pthread_exit`). The kernel keeps its number for the

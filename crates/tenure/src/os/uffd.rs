@@ -10,7 +10,7 @@ use super::brief::{self, Brief};
 use super::errno::last_errno;
 use super::{generation, wiped};
 use crate::range::PageRange;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 const UFFD_API: u64 = 0xAA;
@@ -110,8 +110,14 @@ pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
     // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-    ioctl(fd.as_raw_fd(), IOC_API, &mut api)?;
-    Ok(fd)
+    match ioctl(fd.as_raw_fd(), IOC_API, &mut api) {
+        Ok(()) => Ok(fd),
+        Err(errno) => {
+            // Not by its drop: another thread may have closed the number meanwhile.
+            close_if_ours(fd.into_raw_fd());
+            Err(errno)
+        }
+    }
 }
 
 fn open_device(flags: i32) -> Option<RawFd> {
@@ -280,8 +286,14 @@ fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = Api { api: UFFD_API, features: 0, ioctls: 0 };
-    ioctl(fd.as_raw_fd(), IOC_API, &mut api)?;
-    Ok(fd)
+    match ioctl(fd.as_raw_fd(), IOC_API, &mut api) {
+        Ok(()) => Ok(fd),
+        Err(errno) => {
+            // Not by its drop: another thread may have closed the number meanwhile.
+            close_if_ours(fd.into_raw_fd());
+            Err(errno)
+        }
+    }
 }
 
 /// Opens a userfaultfd for questions, with which nothing is ever registered.

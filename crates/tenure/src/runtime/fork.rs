@@ -7,7 +7,7 @@
 use super::fork_state::{gave_up, hold_within, FORKS};
 use super::lock::{Lock, Rank};
 use super::services::{self, Service};
-use super::{turn, worker};
+use super::{refills, turn, worker};
 use crate::os::fork::{self, marker, word};
 use crate::os::{brief, kept, signal};
 use std::cell::Cell;
@@ -40,6 +40,7 @@ static SERVICE: Service = Service {
     recover: || _ = WATCH.turn.reset_in_child(),
     reset_in_child: |_| {
         worker::reset_in_child();
+        refills::reset_in_child();
         turn::reset_in_child();
     },
     ..Service::named("runtime", &[Rank::Fork])

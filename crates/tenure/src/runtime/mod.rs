@@ -5,6 +5,7 @@ pub(crate) mod budget;
 #[cfg(feature = "tracing")]
 pub(crate) mod causes;
 pub(crate) mod counters;
+pub(crate) mod ending;
 pub(crate) mod event;
 pub(crate) mod fork;
 mod fork_state;

@@ -2,13 +2,16 @@
 //! for touches. That thread runs the program's code, with the program's descriptors.
 
 use super::counters::{add, COUNTERS};
+use super::event::Event;
 use super::job;
 use super::lock::assert_none_held;
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, END};
 use crate::os::caught::caught;
-use crate::os::{generation, thread};
+use crate::os::signal::Blocked;
+use crate::os::{generation, thread, tid};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// The reason why a refill failed. The error of the pin that needed the refill contains its text.
 ///
@@ -51,13 +54,62 @@ pub(crate) fn attempt(
 /// The thread and its mailbox.
 struct Runner {
     touches: Mailbox,
-    /// The [process](generation) whose thread runs, or is starting.
-    process: AtomicU64,
+    /// See [`State`].
+    state: AtomicU64,
+    /// Rung when the state changes.
+    changed: Event,
+    /// The kernel's number of the thread.
+    number: AtomicI32,
 }
 
 /// For the whole process: one thread runs the refill functions of all objects.
-static RUNNER: Runner = Runner { touches: Mailbox::new(), process: AtomicU64::new(NOBODY) };
-const NOBODY: u64 = 0;
+static RUNNER: Runner = Runner {
+    touches: Mailbox::new(),
+    state: AtomicU64::new(0),
+    changed: Event::new(),
+    number: AtomicI32::new(0),
+};
+
+/// One word, so that the thread ends only while nobody can begin to need it.
+#[derive(Clone, Copy)]
+struct State {
+    /// The [process](generation) whose thread runs, or is starting; [`NOBODY`].
+    process: u32,
+    /// A caller ends tenure's threads.
+    ending: bool,
+    /// The objects whose touches need the thread.
+    objects: u32,
+}
+
+const NOBODY: u32 = 0;
+const ENDING: u32 = 1 << 31;
+
+impl State {
+    fn of(word: u64) -> State {
+        let low = word as u32;
+        State { process: (word >> 32) as u32, ending: low & ENDING != 0, objects: low & !ENDING }
+    }
+
+    fn word(self) -> u64 {
+        let ending = if self.ending { ENDING } else { 0 };
+        u64::from(self.process) << 32 | u64::from(ending | self.objects)
+    }
+
+    fn load() -> State {
+        State::of(RUNNER.state.load(Ordering::Acquire))
+    }
+
+    /// Replaces the state by what `change` makes of it, and returns the state before. `Err`:
+    /// `change` made nothing of this state.
+    fn change(mut change: impl FnMut(State) -> Option<State>) -> Result<State, State> {
+        let next = |word| change(State::of(word)).map(State::word);
+        let changed = RUNNER.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        if changed.is_ok() {
+            RUNNER.changed.ring();
+        }
+        changed.map(State::of).map_err(State::of)
+    }
+}
 
 thread_local! {
     /// Each thread's own: whether it is the thread that runs refill functions.
@@ -67,16 +119,34 @@ thread_local! {
 /// As large as the stacks of the program's own threads.
 const STACK: usize = 8 << 20;
 
+/// Counts an object whose touches need the thread. The threads do not [end] before it is
+/// [forgotten](forget_object); if they are about to end, the call waits.
+pub(crate) fn count_object() {
+    let process = generation::current();
+    let more = |state: State| State { objects: state.objects + 1, ..state };
+    while State::change(|state| (!state.ending).then(|| more(state))).is_err() {
+        // A child of a raw clone has no thread that ends the threads.
+        RUNNER.changed.wait_until(|| !State::load().ending || generation::current() != process);
+    }
+}
+
+/// Ends the count of an object.
+pub(crate) fn forget_object() {
+    let fewer = |state: State| State { objects: state.objects.saturating_sub(1), ..state };
+    let _ = State::change(|state| Some(fewer(state)));
+}
+
 /// Starts the thread unless it runs. The caller is a thread of the program's, and the new thread
 /// shares its descriptor table. `false`: no thread can be made.
 pub(crate) fn start() -> bool {
-    let process = generation::current();
-    if RUNNER.process.swap(process, Ordering::AcqRel) == process {
+    let process = generation::current() as u32;
+    let claim = |state: State| (state.process != process).then_some(State { process, ..state });
+    if State::change(claim).is_err() {
         return true;
     }
     let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
     if !started {
-        RUNNER.process.store(NOBODY, Ordering::Release);
+        let _ = State::change(|state| Some(State { process: NOBODY, ..state }));
     }
     started
 }
@@ -84,16 +154,53 @@ pub(crate) fn start() -> bool {
 /// Runs `act` on the thread and waits for it. `None`: there is no thread.
 pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     let see = || {
-        if RUNNER.process.load(Ordering::Acquire) == NOBODY {
+        if State::load().process == NOBODY {
             job::refuse_all(RUNNER.touches.take_jobs());
         }
     };
     job::send(&RUNNER.touches, generation::current(), act, see).unwrap_or(None)
 }
 
+/// Ends tenure's threads: `others` ends all others, and then this thread ends. No object can begin
+/// to need them meanwhile. `false`: an object needs them, or a thread has not ended by then.
+pub(super) fn end(until: Instant, others: impl FnOnce() -> bool) -> bool {
+    let begin = |state: State| {
+        let may = state.objects == 0 && !state.ending;
+        may.then_some(State { ending: true, ..state })
+    };
+    // Without signals: a handler that makes an object would wait for the thread that it interrupts.
+    let mut no_handler = Blocked::all();
+    while let Err(state) = State::change(begin) {
+        drop(no_handler);
+        let left = until.saturating_duration_since(Instant::now());
+        let other_is_done = || !State::load().ending;
+        if state.objects > 0 || !RUNNER.changed.wait_until_timeout(other_is_done, left) {
+            return false;
+        }
+        no_handler = Blocked::all();
+    }
+    let ended = others() && end_runner(until);
+    let _ = State::change(|state| Some(State { ending: false, ..state }));
+    drop(no_handler);
+    ended
+}
+
+fn end_runner(until: Instant) -> bool {
+    if State::load().process == NOBODY {
+        return true;
+    }
+    let ended = || State::load().process == NOBODY;
+    RUNNER.touches.post(END);
+    let left = until.saturating_duration_since(Instant::now());
+    RUNNER.changed.wait_until_timeout(ended, left)
+        && tid::wait_for_end(RUNNER.number.load(Ordering::Acquire), until)
+}
+
 /// In a child, which has neither the thread nor the threads that wait for it.
-pub(crate) fn reset_in_child() {
+pub(super) fn reset_in_child() {
     RUNNER.touches.reset_in_child();
+    RUNNER.changed.reset_in_child();
+    let _ = State::change(|state| Some(State { ending: false, ..state }));
 }
 
 /// Returns whether the calling thread is the one that runs refill functions.
@@ -103,12 +210,17 @@ pub(crate) fn is_runner() -> bool {
 
 fn serve() {
     IS_RUNNER.set(true);
+    RUNNER.number.store(tid::own(), Ordering::Release);
     let process = generation::current();
     loop {
-        let _ = RUNNER.touches.take();
+        let wanted = RUNNER.touches.take();
         job::run_all(RUNNER.touches.take_jobs());
         if generation::current() != process {
             return; // a function has forked, and returned in the child
+        }
+        let end = |state: State| state.ending.then_some(State { process: NOBODY, ..state });
+        if wanted & END != 0 && State::change(end).is_ok() {
+            return;
         }
         RUNNER.touches.wait(None);
     }

@@ -42,6 +42,9 @@ pub(crate) struct Service {
     /// Gives back memory, addresses or locks, on the calling thread. `true`: it gave something
     /// back.
     pub shrink: Option<fn() -> bool>,
+    /// The program ends tenure's threads: ends the service's own. `false`: one has not ended by
+    /// then.
+    pub end_threads: Option<fn(Instant) -> bool>,
     /// A range is about to be unmapped. `true`: the service watches a part of it with userfaultfd.
     pub forget: Option<fn(PageRange) -> bool>,
     /// Figures for readers in other processes.
@@ -62,6 +65,7 @@ impl Service {
             on_pressure: None,
             before_offers: None,
             shrink: None,
+            end_threads: None,
             forget: None,
             published: &[],
         }
@@ -267,6 +271,11 @@ pub(crate) fn before_offers(now: Instant) {
 /// Has all services give back memory that they can spare. `true`: a refused call may succeed now.
 pub(crate) fn shrink() -> bool {
     all().filter_map(|(_, service)| service.shrink).filter(|shrink| shrink()).count() > 0
+}
+
+/// Ends the services' own threads. `false`: one has not ended by then.
+pub(super) fn end_threads(until: Instant) -> bool {
+    all().filter_map(|(_, service)| service.end_threads).all(|end| end(until))
 }
 
 /// Tries once more after [`shrink`], if the call may have failed for lack of memory, addresses or

@@ -8,8 +8,9 @@ use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
 use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
+use crate::os::bell::Bell;
 use crate::os::memory_group;
-use crate::os::pressure::{Bell, Heard, PressureWatch};
+use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::pressure_told::Told;
 use crate::os::stack::Stack;
 use crate::os::thread::{can_allocate, spawn_apart};
@@ -29,6 +30,8 @@ struct Worker {
     changed: Event,
     /// How often a thread was started. This is also the number of the running thread.
     starts: AtomicU64,
+    /// The number of the last thread that could not be made, or got no memory.
+    failed: AtomicU64,
     /// The threads up to this number must end.
     end: AtomicU64,
     /// [`stop`] ended the thread. It may have given up waiting, so no caller starts another thread.
@@ -68,6 +71,7 @@ static WORKER: Worker = Worker {
     state: AtomicU32::new(NONE),
     changed: Event::new(),
     starts: AtomicU64::new(0),
+    failed: AtomicU64::new(0),
     end: AtomicU64::new(0),
     stopping: AtomicBool::new(false),
     guarded: AtomicBool::new(false),
@@ -119,7 +123,9 @@ pub(crate) fn is_guarded() -> bool {
 pub(crate) fn start(call: &'static str) -> Result<()> {
     create(call)?;
     wait_until_started();
-    if WORKER.state.load(Ordering::Acquire) == NONE {
+    // Otherwise a caller of `stop` has ended the thread since.
+    let failed = WORKER.failed.load(Ordering::Acquire) == WORKER.starts.load(Ordering::Acquire);
+    if failed && WORKER.state.load(Ordering::Acquire) == NONE {
         let why = "starting the background thread, which gets no memory,";
         return Err(Error::system(call, why, rustix::io::Errno::AGAIN));
     }
@@ -200,12 +206,9 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
 }
 
 /// Ends both threads, and waits until the kernel no longer counts them. The next [`start`] starts
-/// them again. `false`: they have not ended within a second.
-pub(crate) fn stop() -> bool {
-    fork::look();
-    assert_none_held();
+/// them again. `false`: they have not ended until then.
+pub(super) fn stop(until: Instant) -> bool {
     let state = &WORKER.state;
-    let until = Instant::now() + Duration::from_secs(1);
     loop {
         match state.load(Ordering::Acquire) {
             NONE => break,
@@ -230,16 +233,7 @@ pub(crate) fn stop() -> bool {
             }
         }
     }
-    let numbers = WORKER.numbers.iter().map(|number| number.load(Ordering::Acquire));
-    numbers.filter(|number| *number != 0).all(|number| {
-        while !tid::has_ended(number) {
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        true
-    })
+    WORKER.numbers.iter().all(|number| tid::wait_for_end(number.load(Ordering::Acquire), until))
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
@@ -247,7 +241,7 @@ fn create_new(call: &'static str) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
     let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], move || run(number));
     if let Err(error) = started {
-        set_state(NONE);
+        set_failed(number);
         let errno = rustix::io::Errno::from_io_error(&error);
         let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
         return Err(Error::system(call, "starting the background thread", errno));
@@ -274,6 +268,11 @@ pub(crate) fn start_unasked(call: &'static str) {
 /// The calling thread's seccomp filters plus one; 0: not known.
 fn filters() -> u32 {
     seccomp::filters().map_or(0, |filters| filters + 1)
+}
+
+fn set_failed(number: u64) {
+    WORKER.failed.store(number, Ordering::Release);
+    set_state(NONE);
 }
 
 fn set_state(state: u32) {
@@ -345,7 +344,7 @@ enum Due {
 
 fn run(number: u64) {
     if !can_allocate() {
-        return set_state(NONE);
+        return set_failed(number);
     }
     IS_WORKER.set(true);
     WORKER.numbers[KEEPER].store(tid::own(), Ordering::Release);
@@ -394,7 +393,8 @@ fn run(number: u64) {
                 keep[..count].iter().for_each(|fd| uffd::close_if_ours(*fd));
             }
             if let Some(bell) = bell {
-                bell.ring_and_close();
+                bell.ring();
+                bell.close();
                 WORKER.listening.store(false, Ordering::Release);
             }
             // A restart continues from either state.

@@ -70,14 +70,14 @@ fn place() -> &'static Place {
 
 /// Installs the handler for touches.
 pub(super) fn listen() -> std::result::Result<(), Errno> {
-    signal::install(Touches::Shared, on_bus)?;
-    // Here, and not at a touch: this makes a thread.
-    refills::start();
-    Ok(())
+    signal::install(Touches::Shared, on_bus)
 }
 
 /// From now on the handler makes the region's chunks at touches, until [`remove`].
 pub(super) fn add(region: &Arc<Region>) {
+    refills::count_object();
+    // Here, and not at a touch: this makes a thread.
+    refills::start();
     let (place, view) = (place(), region.view());
     place.start.store(view.start, Ordering::Relaxed);
     place.end.store(view.end, Ordering::Relaxed);
@@ -94,6 +94,7 @@ pub(super) fn remove(region: &Arc<Region>) {
         std::thread::yield_now();
     }
     place.is_taken.store(false, Ordering::Release);
+    refills::forget_object();
 }
 
 /// Returns the region of an address.
@@ -121,7 +122,6 @@ fn find(address: usize) -> Option<Arc<Region>> {
 /// In a child, where no thread looks.
 pub(super) fn reset_in_child() {
     places().for_each(|place| place.looking.store(0, Ordering::SeqCst));
-    refills::reset_in_child();
 }
 
 /// How many times in a row the access of a page is repeated although its chunk is there and has not

@@ -193,7 +193,14 @@ fn put(kind: Kind, fd: OwnedFd) {
 
 /// Gives the file a high number: programs hand out and close the low ones.
 fn high(fd: OwnedFd) -> OwnedFd {
-    rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd)
+    match rustix::io::fcntl_dupfd_cloexec(&fd, 700) {
+        Ok(high) => {
+            // Not by its drop: another thread may have closed the number meanwhile.
+            uffd::close_if_ours(fd.into_raw_fd());
+            high
+        }
+        Err(_) => fd,
+    }
 }
 
 /// Returns the descriptor's number; negative: there is none.

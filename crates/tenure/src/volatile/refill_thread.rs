@@ -8,7 +8,8 @@
 
 use super::make_again;
 use super::object::Object;
-use crate::os::{advise, own_table, page_size, thread, uffd};
+use crate::os::bell::Bell;
+use crate::os::{advise, own_table, page_size, thread, tid, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -20,10 +21,11 @@ use crate::tracking::backpressure;
 use crate::tracking::detection::{self, Detection, Kind};
 use crate::tracking::touched;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, RawFd};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// An object and its first address.
 struct Entry {
@@ -37,11 +39,21 @@ struct Refills {
     /// The process whose thread hears of touches, and its descriptor. A child has no such thread,
     /// and neither has a process that had to open a new descriptor.
     thread_of: AtomicU64,
+    /// The kernel's number of that thread.
+    number: AtomicI32,
+    /// Ends that thread's wait; -1: there is none. Only the background thread uses it.
+    bell: AtomicI32,
 }
 
+const NOBODY: u64 = 0;
+
 /// For the whole process: one thread hears of the touches of all objects.
-static REFILLS: Refills =
-    Refills { objects: Lock::new(Rank::RefillList, Vec::new()), thread_of: AtomicU64::new(0) };
+static REFILLS: Refills = Refills {
+    objects: Lock::new(Rank::RefillList, Vec::new()),
+    thread_of: AtomicU64::new(NOBODY),
+    number: AtomicI32::new(0),
+    bell: AtomicI32::new(-1),
+};
 
 /// For the whole process: the register's entry of refills.
 static SERVICE: Service = Service {
@@ -54,7 +66,12 @@ static SERVICE: Service = Service {
             std::mem::forget(std::mem::take(unsafe { REFILLS.objects.held_value() }));
         }
     },
-    reset_in_child: |_| refills::reset_in_child(),
+    reset_in_child: |_| {
+        // The numbers of a thread and of a descriptor of the parent's.
+        REFILLS.number.store(0, Ordering::Relaxed);
+        REFILLS.bell.store(-1, Ordering::Relaxed);
+    },
+    end_threads: Some(end_thread),
     ..Service::named("refill", &[Rank::RefillList])
 };
 
@@ -66,21 +83,9 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return false;
     }
-    let process = detection::epoch();
-    if REFILLS.thread_of.load(Ordering::Acquire) != process {
-        // Without a table of its own the thread would wait on a descriptor that the program can
-        // close. Pages that this descriptor watches could then not be taken back.
-        let start = move || {
-            REFILLS.thread_of.load(Ordering::Acquire) == process
-                || worker::is_guarded()
-                    && thread::spawn_quiet("tenure-touches", serve).is_ok()
-                    && REFILLS.thread_of.swap(process, Ordering::AcqRel) != process
-        };
-        if worker::on_worker(start) != Some(true) {
-            return false;
-        }
-    }
-    if !refills::start() {
+    refills::count_object();
+    if !refills::start() || !listen() {
+        refills::forget_object();
         return false;
     }
     let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
@@ -103,6 +108,53 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
 }
 
+/// Has a thread hear of touches. `false`: it cannot.
+fn listen() -> bool {
+    let process = detection::epoch();
+    let runs = move || REFILLS.thread_of.load(Ordering::Acquire) == process;
+    // Without a table of its own the thread would wait on a descriptor that the program can close.
+    // Pages that this descriptor watches could then not be taken back.
+    let start = move || runs() || worker::is_guarded() && start_thread(process);
+    runs() || worker::on_worker(start) == Some(true)
+}
+
+/// Starts the thread. On the background thread, whose table it shares.
+fn start_thread(process: u64) -> bool {
+    close_bell();
+    let Some(bell) = Bell::new() else { return false };
+    REFILLS.bell.store(bell.descriptor(), Ordering::Relaxed);
+    REFILLS.thread_of.store(process, Ordering::Release);
+    let started = thread::spawn_quiet("tenure-touches", move || serve(bell)).is_ok();
+    if !started {
+        REFILLS.thread_of.store(NOBODY, Ordering::Release);
+    }
+    started
+}
+
+/// On the background thread, when no thread waits for the bell.
+fn close_bell() {
+    let bell = Bell::of(REFILLS.bell.swap(-1, Ordering::Relaxed));
+    bell.into_iter().for_each(Bell::close);
+}
+
+/// Ends the thread. There are no objects. `false`: it has not ended by then.
+fn end_thread(until: Instant) -> bool {
+    let has_ended = || REFILLS.thread_of.load(Ordering::Acquire) != detection::epoch();
+    if has_ended() {
+        return true;
+    }
+    let bell = || Bell::of(REFILLS.bell.load(Ordering::Relaxed));
+    worker::on_worker(|| bell().into_iter().for_each(Bell::ring));
+    while !has_ended() {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    worker::on_worker(close_bell);
+    tid::wait_for_end(REFILLS.number.load(Ordering::Acquire), until)
+}
+
 /// Ends the refills of touches of the object at this address.
 pub(super) fn remove(start: usize) {
     fork::register(&SERVICE);
@@ -110,7 +162,9 @@ pub(super) fn remove(start: usize) {
     let at = objects.binary_search_by_key(&start, |entry| entry.start);
     let entry = at.ok().map(|at| objects.remove(at));
     drop(objects);
-    drop(entry);
+    if entry.is_some() {
+        refills::forget_object();
+    }
 }
 
 fn find(address: usize) -> Option<Arc<Object>> {
@@ -122,27 +176,17 @@ fn find(address: usize) -> Option<Arc<Object>> {
     object.filter(|object| address < object.range().end)
 }
 
-/// For each touch of a missing page: makes the page and lets the touching thread continue.
-fn serve() {
+/// For each touch of a missing page: makes the page and lets the touching thread continue. Ends when
+/// the bell rings.
+fn serve(bell: Bell) {
     // The thread shares the background thread's table.
     own_table::has_own_table();
+    REFILLS.number.store(tid::own(), Ordering::Release);
     let fd = detection::raw(Kind::Refill);
     let watcher = uffd::Watcher::of_this_process(fd);
     // Touches of objects that another thread is refilling, which makes these pages too.
     let mut put_off: Vec<uffd::Fault> = Vec::new();
-    loop {
-        // SAFETY: the descriptor is in the background thread's table, which this thread shares, and
-        // is not closed there while the process lives.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-        let mut fds = [PollFd::from_borrowed_fd(borrowed, PollFlags::IN)];
-        let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-        let timeout = if put_off.is_empty() { None } else { Some(&soon) };
-        if poll(&mut fds, timeout).is_err_and(|errno| errno != Errno::INTR) {
-            return;
-        }
-        if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) {
-            return;
-        }
+    while wait_for_touch(fd, bell, put_off.is_empty()) {
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
@@ -150,6 +194,30 @@ fn serve() {
         // Here, without a turn: touching threads that are faster than the background thread wait
         // for it.
         backpressure::hold_back();
+    }
+    // The last use of the bell was before.
+    REFILLS.thread_of.store(NOBODY, Ordering::Release);
+}
+
+/// Waits for a touch, for two milliseconds at most unless it is `patient`. `false`: the bell has
+/// rung, or the descriptor is closed.
+fn wait_for_touch(fd: RawFd, bell: Bell, patient: bool) -> bool {
+    // SAFETY: both descriptors are in the background thread's table, which this thread shares. They
+    // are closed there only when this thread has ended.
+    let (touches, bell) = unsafe { (BorrowedFd::borrow_raw(fd), bell.event()) };
+    let mut fds = [touches, bell].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+    match poll(&mut fds, if patient { None } else { Some(&soon) }) {
+        Ok(_) => {
+            let gone = PollFlags::NVAL | PollFlags::ERR;
+            fds[1].revents().is_empty() && !fds[0].revents().intersects(gone)
+        }
+        Err(Errno::INTR) => true,
+        // No memory. Threads wait for this one, so it tries again.
+        Err(_) => {
+            std::thread::sleep(Duration::from_millis(2));
+            true
+        }
     }
 }
 

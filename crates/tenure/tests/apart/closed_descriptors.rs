@@ -370,6 +370,34 @@ fn a_child_that_has_closed_them_offers_ranges_at_once() {
     });
 }
 
+/// The threads that have the last copies stay, because a touch would wait for them.
+#[test]
+fn a_buffer_with_a_refill_function_stays_usable_though_the_threads_are_to_end() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        for close_first in [true, false] {
+            let sevens = Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            });
+            let mut buffer = Volatile::builder(4 * PAGE).refill(sevens).build().unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            for page in 0..4 {
+                if close_first {
+                    close_everything();
+                }
+                assert!(!tenure::end_background_threads());
+                close_everything();
+                buffer.offer_now().unwrap();
+                buffer.purge_now().unwrap();
+                // SAFETY: inside the buffer; a purged page is refilled.
+                assert_eq!(unsafe { buffer.as_ptr().add(page * PAGE).read_volatile() }, 7);
+                assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
+            }
+        }
+    });
+}
+
 /// The background thread has the last copies. It ends while other threads take purged memory back:
 /// each pin finds the loss, and none fails.
 #[test]

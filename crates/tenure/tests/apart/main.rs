@@ -77,6 +77,7 @@ mod shared_overwrite;
 mod shared_refill;
 mod shared_stepped;
 mod shared_unwatched;
+mod threads_end;
 mod truth_of_unmark;
 mod unseen_group;
 mod waits;

@@ -1,0 +1,162 @@
+//! The end of tenure's threads, beside objects whose touches need them.
+
+use crate::promise_kit::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tenure::shared::SharedVolatile;
+use tenure::volatile::Refill;
+use tenure::{end_background_threads, PageSize, Volatile};
+use tenure_testkit::{sweep, this_test};
+
+const LEN: usize = 4 * PAGE;
+const CHUNK: usize = 64 << 10;
+
+/// A buffer whose function makes sevens, with all pages gone.
+fn gone() -> Volatile {
+    let sevens = Refill::pages(|_, bytes| {
+        bytes.fill(7);
+        Ok(())
+    });
+    let builder = Volatile::builder(LEN).pages(PageSize::System).refill(sevens);
+    let mut buffer = builder.build().unwrap();
+    buffer.pin_mut().unwrap().fill(7);
+    // A child that is made meanwhile shares the pages for a moment.
+    assert!(waited(|| buffer.purge_now().is_ok_and(|bytes| bytes == LEN)));
+    buffer
+}
+
+/// A byte of a page, touched without a pin.
+fn touch(buffer: &Volatile, page: usize) -> u8 {
+    // SAFETY: inside the buffer; a purged page is refilled.
+    unsafe { buffer.as_ptr().add(page * PAGE).read_volatile() }
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn threads_that_touches_need_stay_until_nothing_needs_them() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        assert!(end_background_threads());
+        let before = threads();
+        for _ in 0..3 {
+            let (one, other) = (gone(), gone());
+            let with_it = threads();
+            assert!(with_it > before);
+            assert!(!end_background_threads());
+            assert_eq!(threads(), with_it, "all stay, or none");
+            assert_eq!(touch(&one, 0), 7);
+            drop(one);
+            assert!(!end_background_threads());
+            assert_eq!((touch(&other, 1), other.pin().unwrap()[0]), (7, 7));
+            drop(other);
+            assert!(end_background_threads());
+            assert_eq!(threads(), before);
+        }
+    });
+}
+
+#[test]
+fn threads_that_shared_memory_needs_stay_until_it_is_closed() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        assert!(end_background_threads());
+        let before = threads();
+        let sevens = |_, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let shared = SharedVolatile::builder(CHUNK).refill(sevens).build().unwrap();
+        assert!(!end_background_threads());
+        // SAFETY: mapped while `shared` lives; a chunk that is gone is made.
+        assert_eq!(unsafe { shared.as_ptr(0).unwrap().read_volatile() }, 7);
+        drop(shared);
+        assert!(end_background_threads());
+        assert_eq!(threads(), before);
+    });
+}
+
+/// Some threads make and touch buffers, and others end the threads again and again.
+#[test]
+fn no_touch_waits_for_a_thread_that_ends() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        _ = end_background_threads();
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            let touching = || {
+                for _ in 0..sweep(100, 2000) {
+                    let buffer = gone();
+                    assert!((0..4).all(|page| touch(&buffer, page) == 7));
+                }
+            };
+            let touching = [scope.spawn(touching), scope.spawn(touching)];
+            let results = touching.map(|thread| thread.join().is_ok());
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(results, [true; 2]);
+        });
+    });
+}
+
+/// No call is told that there is no memory for a thread that was merely ended.
+#[test]
+fn a_start_beside_an_end_does_not_fail() {
+    promised(this_test!(), || {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let making = || {
+                for _ in 0..sweep(300, 3000) {
+                    let mut buffer = Volatile::new(PAGE).unwrap();
+                    buffer.pin_mut().unwrap().fill(1);
+                }
+            };
+            let making = [scope.spawn(making), scope.spawn(making)];
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    _ = end_background_threads();
+                }
+            });
+            let results = making.map(|thread| thread.join().is_ok());
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(results, [true; 2]);
+        });
+    });
+}
+
+/// The child has no thread that ends the threads.
+#[test]
+fn a_child_that_is_made_while_they_end_makes_objects() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    _ = end_background_threads();
+                    drop(gone());
+                }
+            });
+            let children = || {
+                for _ in 0..sweep(30, 500) {
+                    let made = || {
+                        let buffer = gone();
+                        assert_eq!(touch(&buffer, 2), 7);
+                        drop(buffer);
+                    };
+                    assert_eq!(forked(made), Ended::Well);
+                }
+            };
+            let result = scope.spawn(children).join();
+            over.store(true, Ordering::Relaxed);
+            assert!(result.is_ok());
+        });
+    });
+}
