@@ -4,7 +4,9 @@ use crate::failure::WrongUsage;
 use crate::{
     bench, completions, demo, doctor, explain, inspect, lock, man, metrics, populate, run, top,
 };
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,12 +77,47 @@ enum Command {
 /// Parses the arguments and runs the command.
 pub fn run() -> anyhow::Result<()> {
     forget_empty_variables();
-    let command = run_alone().unwrap_or_else(|| Cli::parse().command);
+    let command = run_alone().unwrap_or_else(|| parse().command);
     let done = carry_out(command);
     match done.as_ref().map_err(|error| error.downcast_ref()) {
         Err(Some(WrongUsage(message))) => wrong_usage(message),
         _ => done,
     }
+}
+
+/// Parses the arguments, or ends the process with what is wrong.
+fn parse() -> Cli {
+    let mut grammar = Cli::command().mut_subcommands(|command| {
+        // `--threads -1` is then a wrong number, and not an unknown option `-1`.
+        command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
+            true => arg,
+            false => arg.allow_negative_numbers(true),
+        })
+    });
+    let parsed = grammar.try_get_matches_from_mut(std::env::args_os());
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| name_the_variable(error, &grammar).exit())
+}
+
+/// A wrong value that comes from an environment variable: the message names the variable, and not
+/// the option, which nobody has given.
+fn name_the_variable(mut error: clap::Error, grammar: &clap::Command) -> clap::Error {
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    // As in `--large[=<SIZE>]` or `--delay <SECONDS>`.
+    let option = shown.split(['=', '[', ' ']).next().unwrap_or_default();
+    let is_given = |given: OsString| {
+        given.to_str().is_some_and(|given| given.split('=').next() == Some(option))
+    };
+    let mut args = grammar.get_subcommands().flat_map(clap::Command::get_arguments);
+    let arg = args.find(|arg| arg.get_env().is_some() && arg.get_long() == option.get(2..));
+    let variable = arg.and_then(clap::Arg::get_env).and_then(OsStr::to_str);
+    if let (Some(variable), false) = (variable, std::env::args_os().any(is_given)) {
+        let variable = format!("{variable} in the environment");
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
+    error
 }
 
 /// The command `run`, by its own grammar alone: to make that of all commands takes 0.2 ms, which every program would pay
@@ -129,8 +166,10 @@ fn forget_empty_variables() {
 
 /// Ends the process the way clap does for wrong usage: the message, the usage, exit code 2.
 fn wrong_usage(message: &str) -> ! {
-    use clap::error::ErrorKind;
-    Cli::command().error(ErrorKind::ValueValidation, message).exit()
+    let mut grammar = Cli::command();
+    grammar.build();
+    let named = std::env::args().nth(1).and_then(|name| grammar.find_subcommand(name).cloned());
+    named.unwrap_or(grammar).error(ErrorKind::ValueValidation, message).exit()
 }
 
 #[cfg(test)]

@@ -7,13 +7,16 @@ use crate::process::figures::Figures;
 use crate::process::names::{number, remedy, why};
 use crate::process::smaps::{self, Amounts};
 use anyhow::Context;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use tenure::metrics::Metrics;
 
 const HELP: &str = "\
 The command prints programs that use tenure, also under `tenure run`. Each line has the labels pid \
 and name. A program can serve its own metrics with tenure::metrics::render().
+
+A program that runs under `tenure run` with --report or --report-signal also has the launcher's \
+counts, tenure_launcher_*: without a report the launcher does not count.
 
 tenure_process_resident_bytes less tenure_process_lazy_free_bytes is the memory that only the \
 program itself can free: watch this figure.
@@ -107,12 +110,45 @@ impl Seen {
             metrics.add_gauge(labels, &format!("tenure_process_{name}_bytes"), help, bytes as f64);
         }
         metrics.add(labels, &self.figures.stats());
+        // No table of the launcher: the program does not run under it, or it does not count.
+        if self.figures.of_launcher().next().is_none() {
+            return;
+        }
+        for (name, help) in LAUNCHER {
+            // A program may have made the number up.
+            let value = self.figures.get(&format!("launcher.{name}")).min(1 << 53);
+            metrics.add_counter(labels, &format!("tenure_launcher_{name}"), help, value);
+        }
+        let longest = self.figures.get("launcher.longest_munmap_ns") as f64 / 1e9;
+        let help = "The longest time of a munmap of the program.";
+        metrics.add_gauge(labels, "tenure_launcher_longest_munmap_seconds", help, longest);
     }
 }
 
-/// All processes that use tenure. Those that this user may not read are no failure, but no secret.
+/// The counts of the launcher, by the names under which it publishes them.
+const LAUNCHER: [(&str, &str); 17] = [
+    ("malloc_served", "Large requests of malloc and the like that the pool served."),
+    ("malloc_passed", "Large requests of malloc and the like left to others."),
+    ("free_served", "Blocks freed to the pool."),
+    ("mmap_calls", "Calls of mmap seen."),
+    ("mmap_served", "Calls of mmap that the pool served."),
+    ("mmap_bytes", "Bytes of the calls of mmap seen."),
+    ("munmap_calls", "Calls of munmap seen."),
+    ("munmap_of_pool", "Calls of munmap for memory of the pool."),
+    ("munmap_retired", "Calls of munmap that were retired."),
+    ("retired_bytes", "Bytes of those."),
+    ("zapped_before", "Mappings whose pages were freed before another mapping replaced them."),
+    ("zapped_before_bytes", "Bytes of those."),
+    ("mremap_calls", "Calls of mremap seen."),
+    ("madvise_calls", "Calls of madvise seen."),
+    ("tainted", "Blocks that left the pool because of the state of their memory."),
+    ("populated", "Mappings populated by several threads."),
+    ("populated_bytes", "Bytes of those."),
+];
+
+/// All processes that use tenure. Those that this user may not read are counted, and no failure.
 fn all(metrics: &mut Metrics) -> anyhow::Result<bool> {
-    let mut refused = 0;
+    let mut refused: u32 = 0;
     for pid in family::all()? {
         // Threads of the kernel have no memory. Other processes may have ended by now.
         let Some(stat) = Stat::read(pid).ok().filter(|stat| stat.size > 0) else { continue };
@@ -121,10 +157,13 @@ fn all(metrics: &mut Metrics) -> anyhow::Result<bool> {
                 let labels = [("pid", &*pid.to_string()), ("name", &*plain(&stat.name))];
                 Seen::new(pid, figures).put(&labels, metrics);
             }
-            Err(missing) => refused += usize::from(missing.is_refusal()),
+            Err(missing) => refused += u32::from(missing.is_refusal()),
         }
     }
-    if refused > 0 {
+    let help = "Processes that this user may not read.";
+    metrics.add_gauge(&[], "tenure_unreadable_processes", help, f64::from(refused));
+    // To a person. A scraper reads the figure above.
+    if refused > 0 && io::stderr().is_terminal() {
         let plural = if refused == 1 { "process is" } else { "processes are" };
         eprintln!("tenure: {refused} {plural} left out, permission denied; {}", remedy());
     }
@@ -154,6 +193,11 @@ fn each(pids: &[u32], metrics: &mut Metrics) -> bool {
 fn read(pid: u32) -> Result<(String, Figures), String> {
     let stat = Stat::read(pid).map_err(|error| why(pid, "the state", &error))?;
     let name = plain(&stat.name);
+    if stat.is_zombie {
+        return Err(format!(
+            "process {pid} ({name}) has ended, and its parent has not waited for it (a zombie)"
+        ));
+    }
     let figures = Figures::read(pid).map_err(|missing| {
         missing.why(pid).unwrap_or_else(|| {
             format!("process {pid} ({name}) does not use tenure, or has not used it yet")

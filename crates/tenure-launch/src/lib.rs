@@ -172,24 +172,29 @@ pub enum ReportSignal {
 }
 
 /// `HUP`, `USR1`, `USR2`, `WINCH`, `RTMIN`, `RTMIN+N` with N up to 15, each also with `SIG` before
-/// it; `None` for `off`.
+/// it, in any case; `None` for `off`.
 ///
 /// # Errors
 /// Anything else.
 pub fn report_signal(text: &[u8]) -> Result<Option<ReportSignal>, Wrong> {
     let wrong = Wrong("expected HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N with N up to 15, or off");
-    let name = text.strip_prefix(b"SIG").unwrap_or(text);
+    let begins = |text: &[u8], with: &[u8]| {
+        text.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with))
+    };
+    let name = if begins(text, b"SIG") { &text[3..] } else { text };
+    let is = |signal: &[u8]| name.eq_ignore_ascii_case(signal);
     Ok(Some(match name {
         b"off" if text == name => return Ok(None),
-        b"HUP" => ReportSignal::Hup,
-        b"USR1" => ReportSignal::Usr1,
-        b"USR2" => ReportSignal::Usr2,
-        b"WINCH" => ReportSignal::Winch,
-        b"RTMIN" => ReportSignal::RealTime(0),
-        _ => match name.strip_prefix(b"RTMIN+").and_then(number) {
+        _ if is(b"HUP") => ReportSignal::Hup,
+        _ if is(b"USR1") => ReportSignal::Usr1,
+        _ if is(b"USR2") => ReportSignal::Usr2,
+        _ if is(b"WINCH") => ReportSignal::Winch,
+        _ if is(b"RTMIN") => ReportSignal::RealTime(0),
+        _ if begins(name, b"RTMIN+") => match number(&name[6..]) {
             Some(above @ 0..=15) => ReportSignal::RealTime(above as u8),
             _ => return Err(wrong),
         },
+        _ => return Err(wrong),
     }))
 }
 
@@ -283,9 +288,11 @@ mod tests {
     fn signals_go_by_their_names() {
         assert_eq!(report_signal(b"SIGUSR2"), Ok(Some(ReportSignal::Usr2)));
         assert_eq!(report_signal(b"WINCH"), Ok(Some(ReportSignal::Winch)));
+        assert_eq!(report_signal(b"usr1"), Ok(Some(ReportSignal::Usr1)));
+        assert_eq!(report_signal(b"sigrtmin+3"), Ok(Some(ReportSignal::RealTime(3))));
         assert_eq!(report_signal(b"RTMIN+15"), Ok(Some(ReportSignal::RealTime(15))));
         assert_eq!(report_signal(b"off"), Ok(None));
-        for wrong in [&b""[..], b"KILL", b"9", b"RTMIN+16", b"RTMIN+", b"SIGoff", b"usr1"] {
+        for wrong in [&b""[..], b"KILL", b"9", b"RTMIN+16", b"RTMIN+", b"SIGoff", b"SI"] {
             assert!(report_signal(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -103,7 +103,7 @@ pub mod published {
     //! The state that a process shows to a reader in another process: for tenure's command
     //! line.
     pub use crate::os::pagemap_scan::each_page_there;
-    pub use crate::runtime::published::{Part, Root, MAGIC, NAME, PLACES, RANGES, WORDS};
+    pub use crate::runtime::published::{Part, Root, MAGIC, NAME, PLACES, RANGES, RUNS, WORDS};
     use crate::stats::{self, Stats};
 
     /// Calls `each` with the name and the value of every count since the start.
@@ -189,7 +189,8 @@ pub fn ends_with_the_last_thread() -> bool {
 ///   memory pressure stays.
 ///
 /// # Cost
-/// 0.1 ms, and the teardown of the memory that [`retire`] has waiting.
+/// 14 ms (the median of 200 calls, each after a new buffer, on Linux 6.18), and the teardown of the
+/// memory that [`retire`] has waiting. Signals are blocked meanwhile.
 ///
 /// ```
 /// let buffer = tenure::Volatile::new(1 << 20)?; // starts them

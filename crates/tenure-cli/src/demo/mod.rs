@@ -52,6 +52,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "--workers needs a memory cgroup: only the kernel counts memory that workers share";
         return Err(WrongUsage(format!("{why} ({reason})")).into());
     }
+    for file in args.json.iter().chain([&args.svg]) {
+        report::can_be_written(file)?;
+    }
     let interrupted = interruptible()?;
     let mut live = Live::new(args.limit);
     live.say(&headline(args, &sizes));
@@ -188,8 +191,7 @@ fn finish(
         writeln!(out, "  {line}")?;
     }
     let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
-    std::fs::write(&args.svg, picture)
-        .with_context(|| format!("cannot write {}", args.svg.display()))?;
+    std::fs::write(&args.svg, picture).with_context(|| report::cannot_write(&args.svg))?;
     writeln!(out, "  Picture: {}", args.svg.display())?;
     if let Some(path) = &args.json {
         report::write_json(path, args, enforcement, pieces, outcomes)?;

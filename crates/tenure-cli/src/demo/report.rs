@@ -7,7 +7,7 @@ use super::room::Enforcement;
 use crate::size;
 use anyhow::Context;
 use serde::Serialize;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::path::Path;
 
@@ -113,8 +113,21 @@ pub fn write_json(
             })
             .collect(),
     };
-    let cannot = || format!("cannot write {}", path.display());
+    let cannot = || cannot_write(path);
     let mut file = BufWriter::new(File::create(path).with_context(cannot)?);
     serde_json::to_writer_pretty(&mut file, &everything).with_context(cannot)?;
     std::io::Write::flush(&mut file).with_context(cannot)
+}
+pub fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+/// Tells before the work that its result could not be written. Leaves no new file.
+pub fn can_be_written(path: &Path) -> anyhow::Result<()> {
+    let is_new = !path.exists();
+    OpenOptions::new().append(true).create(true).open(path).with_context(|| cannot_write(path))?;
+    if is_new {
+        std::fs::remove_file(path).with_context(|| cannot_write(path))?;
+    }
+    Ok(())
 }

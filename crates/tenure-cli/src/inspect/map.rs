@@ -1,8 +1,8 @@
 //! A mapping's pages as a strip of characters.
 
-use crate::process::figures::{Range, State};
 use crate::process::mapping::Mapping;
 use crate::process::pages::{Cell, Pages};
+use crate::process::range::{Range, State};
 use std::io::{self, Write};
 
 /// Draws at most so many characters, and a second line if tenure has ranges in the mapping.
@@ -25,6 +25,15 @@ pub fn draw(
         writeln!(out, "  [{states}]")?;
     }
     Ok(())
+}
+
+/// Returns whether a block of the pool lies in the mapping.
+pub fn has_pool(mapping: &Mapping, ranges: &[Range]) -> bool {
+    let first = ranges.partition_point(|range| range.start < mapping.start);
+    ranges[first..]
+        .iter()
+        .take_while(|range| range.start < mapping.end)
+        .any(|range| range.state.is_of_pool())
 }
 
 fn character(cell: &Cell) -> char {
@@ -54,13 +63,7 @@ fn states(mapping: &Mapping, ranges: &[Range], cells: usize) -> String {
             *state = Some(state.map_or(range.state, |there| there.min(range.state)));
         }
     }
-    let letter = |state: &Option<State>| match state {
-        Some(State::Pinned) => 'P',
-        Some(State::Marked) => 'm',
-        Some(State::Offered) => 'o',
-        None => ' ',
-    };
-    states.iter().map(letter).collect()
+    states.iter().map(|state| state.map_or(' ', |state| state.shown().1)).collect()
 }
 
 #[cfg(test)]
@@ -80,6 +83,15 @@ mod tests {
         ];
         assert_eq!(states(&mapping, &ranges, 16), "o   Pmmm       o");
         assert_eq!(states(&mapping, &ranges, 4), "oP o");
+        assert!(!has_pool(&mapping, &ranges));
+        let blocks = [
+            range(0x8000, 0x1000, State::InUse),
+            range(0x10000, 0x4000, State::Warm),
+            range(0x12000, 0x3000, State::InUse),
+            range(0x1c000, 0x4000, State::FreeOffered),
+        ];
+        assert_eq!(states(&mapping, &blocks, 16), "wwUUU       ffff");
+        assert!(has_pool(&mapping, &blocks) && !has_pool(&mapping, &blocks[..1]));
         assert_eq!(character(&Cell { pages: 4, present: 4, huge: 4, swapped: 0 }), 'H');
         assert_eq!(character(&Cell { pages: 4, present: 3, huge: 0, swapped: 0 }), '+');
         assert_eq!(character(&Cell { pages: 4, present: 3, huge: 0, swapped: 1 }), 's');

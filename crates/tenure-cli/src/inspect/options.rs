@@ -10,7 +10,7 @@ command leaves out columns of zeros.
 
 With --map each mapping has a strip of its pages: # in memory, H in huge pages, + in part, s \
 swapped, . not in memory. If the program uses tenure, a second line shows its ranges: P pinned, m \
-marked, o offered.
+marked, o offered; and the pool's blocks: U in use, w free and warm, f free and offered.
 
 For tenure's figures the command needs the rights of a debugger: root, or the same user where \
 kernel.yama.ptrace_scope is 0.

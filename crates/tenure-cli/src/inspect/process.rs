@@ -13,6 +13,8 @@ pub struct Process {
     pub pids: Vec<u32>,
     /// The name of the first.
     pub name: String,
+    /// One of them has ended, and its parent has not waited for it.
+    pub is_zombie: bool,
     /// The number of mappings.
     pub mappings: usize,
     /// The sum over all mappings.
@@ -32,6 +34,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
     let mut process = Process {
         pids: Vec::new(),
         name: String::new(),
+        is_zombie: false,
         mappings: 0,
         sum: Amounts::default(),
         entries: Vec::new(),
@@ -89,6 +92,7 @@ fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), Strin
         // The kernel allows opening the list, and shows nothing in it.
         return Err(why(pid, "the mappings", &io::ErrorKind::PermissionDenied.into()));
     }
+    process.is_zombie |= stat.is_zombie;
     process.pids.push(pid);
     process.mappings += mappings;
     process.sum += sum;

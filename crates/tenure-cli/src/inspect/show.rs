@@ -48,10 +48,11 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
         n => writeln!(out, "process {first} ({name}) and {} descendants", n - 1)?,
     }
     if process.mappings == 0 {
-        return writeln!(
-            out,
-            "no memory of its own: a thread of the kernel, or a process that ends"
-        );
+        let why = match process.is_zombie {
+            true => "it has ended, and its parent has not waited for it (a zombie)",
+            false => "a thread of the kernel, or a process that ends",
+        };
+        return writeln!(out, "no memory of its own: {why}");
     }
     writeln!(out, "{} mappings", count(process.mappings as u64))?;
     for (title, value) in COLUMNS {
@@ -216,6 +217,7 @@ fn listing(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<(
         writeln!(out, "note: {}", crate::process::names::why(pid, "the page map", error))?;
         pages = None;
     }
+    let ranges = process.figures.as_ref().map_or(&[][..], |figures| &figures.ranges);
     for entry in listed {
         let permissions = String::from_utf8_lossy(&entry.mapping.permissions);
         let mut line = format!("{:012x} {permissions:<4}", entry.mapping.start);
@@ -224,11 +226,12 @@ fn listing(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<(
             let cell = if bytes == 0 { "-".to_owned() } else { show(bytes) };
             line += &format!(" {cell:>9}");
         }
-        line = format!("{line}  {}", shortened(entry.mapping.title(), &line, width));
+        let is_pool = entry.mapping.name.is_empty() && map::has_pool(&entry.mapping, ranges);
+        let title = if is_pool { "(pool of tenure)" } else { entry.mapping.title() };
+        line = format!("{line}  {}", shortened(title, &line, width));
         writeln!(out, "{}", cut(line, width))?;
         if let Some(Ok(pages)) = &mut pages {
             let cells = width.map_or(STRIP, |width| width.saturating_sub(4).clamp(16, 200));
-            let ranges = process.figures.as_ref().map_or(&[][..], |figures| &figures.ranges);
             map::draw(&entry.mapping, pages, ranges, cells, out)?;
         }
     }

@@ -8,6 +8,8 @@ use std::io;
 pub struct Stat {
     /// The program's name, at most 15 bytes.
     pub name: String,
+    /// It has ended, and its parent has not waited for it.
+    pub is_zombie: bool,
     /// The number of the parent.
     pub parent: u32,
     /// Page faults so far that read nothing.
@@ -38,6 +40,7 @@ impl Stat {
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         Some(Stat {
             name: name.to_owned(),
+            is_zombie: fields.first() == Some(&"Z"),
             parent: u32::try_from(number(1)?).ok()?,
             minor_faults: number(7)?,
             major_faults: number(9)?,

@@ -6,6 +6,8 @@
 
 use super::mapping::Mapping;
 use super::memory::{word, Memory};
+use super::range::{wrong, Range, State, MOST_LISTED};
+use super::runs;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -29,34 +31,9 @@ pub struct Figures {
     /// The versions of tenure: a program and a library in it may each have one.
     pub versions: Vec<String>,
     values: BTreeMap<String, u64>,
-    /// The tracked ranges, in order of address: a million of them at most.
+    /// The tracked ranges and the pool's runs that hold memory, in order of address: a million of
+    /// each kind at most.
     pub ranges: Vec<Range>,
-}
-
-/// A tracked range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Its first address.
-    pub start: u64,
-    /// Its bytes.
-    pub len: u64,
-    /// Its state.
-    pub state: State,
-    /// Changes with each pin, so two looks show whether a pin is unchanged.
-    pub uses: u32,
-    /// Pinned by one pin for a long time.
-    pub is_long: bool,
-}
-
-/// The state of a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    /// Not volatile now.
-    Pinned,
-    /// Volatile, and not offered yet.
-    Marked,
-    /// The kernel may take its pages, or has.
-    Offered,
 }
 
 /// The reason why there are no figures.
@@ -225,10 +202,6 @@ fn root(memory: &Memory, page: u64) -> io::Result<Option<Found>> {
     Ok(plain.then_some(Found { parts, places: places as usize, version }))
 }
 
-fn wrong(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.to_owned())
-}
-
 fn read_root(memory: &Memory, root: &Found, all: &mut Figures) -> io::Result<()> {
     let mut parts = memory.words(root.parts, root.places)?;
     parts.retain(|part| *part != 0);
@@ -246,6 +219,7 @@ fn read_root(memory: &Memory, root: &Found, all: &mut Figures) -> io::Result<()>
         match kind as usize {
             layout::WORDS => read_words(memory, at, &text, &words[4..], all)?,
             layout::RANGES => read_ranges(memory, at, &words[4..], all)?,
+            layout::RUNS => runs::read(memory, at, &words[4..], &mut all.ranges)?,
             // A kind of a newer version.
             _ => {}
         }
@@ -288,8 +262,6 @@ fn read_words(
 
 /// The most ranges that tenure can track.
 const MOST_RANGES: u64 = 1 << 25;
-/// The most that are listed.
-const MOST_LISTED: usize = 1 << 20;
 
 fn read_ranges(memory: &Memory, at: u64, numbers: &[u64], all: &mut Figures) -> io::Result<()> {
     let [chunks, places, made, chunk, stride, word_at, start_at, len_at, pins, offered, free, _, age_at, seen_at, held, long] =

@@ -7,4 +7,6 @@ pub mod memory;
 pub mod names;
 pub mod pages;
 pub mod pressure;
+pub mod range;
+mod runs;
 pub mod smaps;

@@ -210,6 +210,11 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
             "--lock keeps all memory, and the pool gives memory back: choose one",
         ));
     }
+    if args.unmapped.is_some() && args.mmap.is_none() {
+        return Err(CannotRun::refused(
+            "--unmapped says what happens to memory of --mmap: give --mmap, too",
+        ));
+    }
     let mut settings: Vec<(&'static str, OsString)> = Vec::new();
     for (variable, value) in mechanisms {
         settings.extend(value.as_ref().map(|value| (variable, value.into())));

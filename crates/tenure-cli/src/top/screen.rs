@@ -6,7 +6,8 @@ use super::options::Args;
 use super::sample::{Sampler, Snapshot};
 use crate::interrupt::Interrupt;
 use crate::name::plain;
-use crate::process::figures::{Range, State};
+use crate::process::range::Range;
+
 use crate::process::pressure::Group;
 use crate::size::show;
 use ratatui::crossterm::event::{self, Event};
@@ -375,20 +376,16 @@ impl Ranges {
         let mut lines = vec![Line::styled(format!("{heading:<width$}"), REVERSED)];
         let room = usize::from(area.height).saturating_sub(1);
         for (range, uses) in self.list.iter().skip(self.first).take(room) {
-            let state = match range.state {
-                State::Pinned if range.is_long => "pinned for long",
-                State::Pinned => "pinned",
-                State::Marked => "marked",
-                State::Offered => "offered",
+            let state = match range.is_long {
+                true => "pinned for long",
+                false => range.state.shown().0,
             };
             let line =
                 format!("{:<16x} {:>9} {state:<15} {uses:>10}", range.start, show(range.len));
             lines.push(Line::from(line));
         }
         if self.list.is_empty() {
-            lines.push(Line::from(
-                " it has no volatile ranges now (the pool's memory is not drawn)",
-            ));
+            lines.push(Line::from(" it has no volatile ranges and no blocks of the pool now"));
         }
         frame.render_widget(Paragraph::new(lines), area);
     }

@@ -46,11 +46,26 @@ fn wrong_usage_is_2_and_names_the_mistake() {
         (&["demo", "--limit", "12Q"], "Q"),
         (&["demo", "--limit", "8M"], "--limit"),
         (&["doctor", "--colour"], "--colour"),
+        (&["lock", "--threads", "-1", "/"], "'-1' for '--threads"),
+        (&["demo", "--workers", "-1"], "-1 is not in 1..=48"),
+        (&["demo", "--seconds", "0"], "Usage: tenure demo "),
     ] {
         let done = output(arguments);
         assert_eq!(done.status.code(), Some(2), "{arguments:?}");
         assert!(text(&done.stderr).contains(word), "{arguments:?}: {}", text(&done.stderr));
     }
+}
+
+/// What cannot be written is said before the work of a minute, and no file is left.
+#[test]
+fn the_demo_first_looks_at_the_files_that_it_is_to_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let svg = directory.path().join("demo.svg");
+    let svg_name = svg.to_str().unwrap();
+    let done = output(&["demo", "--svg", svg_name, "--json", "/nonexistent/demo.json"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done.stderr).starts_with("tenure: cannot write /nonexistent/demo.json: "));
+    assert!(!svg.exists());
 }
 
 #[test]

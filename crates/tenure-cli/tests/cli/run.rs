@@ -60,6 +60,17 @@ fn each_flag_is_a_variable() {
     let mut by_variable = tenure(&["-q", "--", "sh", "-c", script]);
     by_variable.env("TENURE_MMAP", "pool:2M");
     assert_eq!(text(&by_variable.output().expect("it starts").stdout), ",pool:2M,,,\n");
+    // The message names the variable where no option was given.
+    for (flags, named) in
+        [(&[][..], "TENURE_MMAP in the env"), (&["--mmap=x"], "'--mmap[=<SIZE>]'")]
+    {
+        let mut wrong = tenure(&[flags, &["--", "true"]].concat());
+        let done = wrong.env("TENURE_MMAP", "tool").output().expect("it starts");
+        assert_eq!(done.status.code(), Some(2));
+        assert!(text(&done.stderr).contains(named), "{}", text(&done.stderr));
+    }
+    let alone = output(&["--unmapped=open", "--", "true"]);
+    assert!(alone.status.code() == Some(125) && text(&alone.stderr).contains("--mmap"));
     for wrong in [
         "--large=tool",
         "--mmap=pool:1",
@@ -410,6 +421,9 @@ fn inspect_and_metrics_read_a_launched_program() {
     let (code, out, errors) = parts(&metrics);
     assert_eq!(code, Some(0), "{errors}");
     assert!(out.contains("name=\"sh\"") && out.ends_with("# EOF\n"), "{out}");
+    let begin = format!("tenure_launcher_malloc_served_total{{pid=\"{pid}\",name=\"sh\"}} ");
+    let exported = out.lines().find_map(|line| line.strip_prefix(&begin));
+    assert_eq!(exported, Some(served.to_string().as_str()), "{out}");
     // With TENURE_DISABLE nothing is published.
     let mut command = tenure(&["--", "sh", "-c", "echo $$; read line"]);
     command.env("TENURE_DISABLE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());

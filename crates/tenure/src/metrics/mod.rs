@@ -111,6 +111,18 @@ impl Metrics {
         self.put(labels, Metric::gauge(name, help, value));
     }
 
+    /// Adds a count of the program's own that only rises. The text has `_total` after the name. A
+    /// name that ends in `_bytes` or `_seconds` has that unit.
+    ///
+    /// ```
+    /// let mut metrics = tenure::metrics::Metrics::new();
+    /// metrics.add_counter(&[("queue", "in")], "jobs", "Jobs done so far.", 3);
+    /// assert!(metrics.render().ends_with("jobs_total{queue=\"in\"} 3\n# EOF\n"));
+    /// ```
+    pub fn add_counter(&mut self, labels: &[(&str, &str)], name: &str, help: &str, value: u64) {
+        self.put(labels, Metric::counter(name, help, value));
+    }
+
     fn put(&mut self, labels: &[(&str, &str)], metric: Metric) {
         let mut text: Vec<String> =
             labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();

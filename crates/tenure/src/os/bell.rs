@@ -17,11 +17,6 @@ impl Bell {
         Some(Bell(event.into_raw_fd()))
     }
 
-    /// The bell with this descriptor; a negative number: none.
-    pub fn of(descriptor: RawFd) -> Option<Bell> {
-        (descriptor >= 0).then_some(Bell(descriptor))
-    }
-
     pub fn descriptor(self) -> RawFd {
         self.0
     }
@@ -38,6 +33,12 @@ impl Bell {
         // SAFETY: the descriptor was made in this thread's table, and only this thread closes it
         // there.
         let _ = rustix::io::write(unsafe { self.event() }, &1u64.to_ne_bytes());
+    }
+
+    /// For the waiting thread: waits for the next ring from now on.
+    pub fn silence(self) {
+        // SAFETY: the calling thread's table has the descriptor while it waits for the bell.
+        let _ = rustix::io::read(unsafe { self.event() }, &mut [0; 8]);
     }
 
     /// Called by the thread that made the bell, once. It closes that thread's descriptor.

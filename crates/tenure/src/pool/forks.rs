@@ -19,6 +19,7 @@ static LISTS: Service = Service {
         &central_list::PUBLISHED[1],
         &thread_cache::PUBLISHED,
         &queue::PUBLISHED,
+        &reservation::PUBLISHED,
     ],
     ..Service::named(
         "pool",

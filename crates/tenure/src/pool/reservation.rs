@@ -12,9 +12,10 @@ use super::settings::{settings, HugePages};
 use crate::os::{self, advise, arena};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::published::{Part, RUNS};
 use rustix::time::{clock_gettime, ClockId};
 use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
+use std::mem::{offset_of, MaybeUninit};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const UNITS: usize = 256;
@@ -88,6 +89,32 @@ unsafe impl Sync for Described {}
 /// For the whole process, as [`LOCATION`] is. It is a separate static, so that its 16 KiB take no
 /// space in the executable file.
 static RESERVATION: Described = Described(UnsafeCell::new(MaybeUninit::uninit()));
+/// For the whole process: the runs, for other processes. While nothing is reserved all of it is
+/// zeros.
+pub(super) static PUBLISHED: Part = Part {
+    kind: RUNS,
+    at: (&raw const RESERVATION).cast(),
+    names: std::ptr::null(),
+    names_len: 0,
+    numbers: [
+        offset_of!(Reservation, classes),
+        class::MOST,
+        offset_of!(Reservation, areas),
+        size_of::<Area>(),
+        offset_of!(Area, start),
+        offset_of!(Area, stride),
+        offset_of!(Area, runs),
+        offset_of!(Area, used),
+        size_of::<Run>(),
+        offset_of!(Run, state),
+        offset_of!(Run, size),
+        state::IN_USE as usize,
+        state::WARM as usize,
+        state::OFFERED as usize,
+        state::TRIMMED as usize,
+        0,
+    ],
+};
 const NONE: usize = 1;
 /// How long after a refusal the next attempt may come.
 const WAIT_MS: u64 = 10;

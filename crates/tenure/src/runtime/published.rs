@@ -60,6 +60,8 @@ unsafe impl Sync for Part {}
 pub const WORDS: usize = 1;
 /// The kind of the tracked ranges, by chunks.
 pub const RANGES: usize = 2;
+/// The kind of the pool's runs, by areas.
+pub const RUNS: usize = 3;
 
 impl Part {
     /// Words of 64 bits, one after another, with a name each. There are `shards` copies of them,

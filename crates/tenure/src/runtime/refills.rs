@@ -3,6 +3,7 @@
 
 use super::counters::{add, COUNTERS};
 use super::event::Event;
+use super::fork_state as fork;
 use super::job;
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END};
@@ -70,29 +71,40 @@ static RUNNER: Runner = Runner {
     number: AtomicI32::new(0),
 };
 
-/// One word, so that the thread ends only while nobody can begin to need it.
+/// One word, so that a thread ends only while nobody can begin to need it.
 #[derive(Clone, Copy)]
 struct State {
     /// The [process](generation) whose thread runs, or is starting; [`NOBODY`].
     process: u32,
     /// A caller ends tenure's threads.
     ending: bool,
-    /// The objects whose touches need the thread.
+    /// A thread hears of touches, or is starting.
+    listening: bool,
+    /// The objects of this process whose touches need the threads. A child has none: no thread of
+    /// its own hears of touches of the objects that it inherits.
     objects: u32,
 }
 
 const NOBODY: u32 = 0;
 const ENDING: u32 = 1 << 31;
+const LISTENING: u32 = 1 << 30;
+const OBJECTS: u32 = LISTENING - 1;
 
 impl State {
     fn of(word: u64) -> State {
         let low = word as u32;
-        State { process: (word >> 32) as u32, ending: low & ENDING != 0, objects: low & !ENDING }
+        State {
+            process: (word >> 32) as u32,
+            ending: low & ENDING != 0,
+            listening: low & LISTENING != 0,
+            objects: low & OBJECTS,
+        }
     }
 
     fn word(self) -> u64 {
         let ending = if self.ending { ENDING } else { 0 };
-        u64::from(self.process) << 32 | u64::from(ending | self.objects)
+        let listening = if self.listening { LISTENING } else { 0 };
+        u64::from(self.process) << 32 | u64::from(ending | listening | self.objects)
     }
 
     fn load() -> State {
@@ -119,14 +131,15 @@ thread_local! {
 /// As large as the stacks of the program's own threads.
 const STACK: usize = 8 << 20;
 
-/// Counts an object whose touches need the thread. The threads do not [end] before it is
-/// [forgotten](forget_object); if they are about to end, the call waits.
+/// Counts an object whose touches need the threads. They do not [end] before it is
+/// [forgotten](forget_object) in the same process; if they are about to end, the call waits.
 pub(crate) fn count_object() {
-    let process = generation::current();
     let more = |state: State| State { objects: state.objects + 1, ..state };
     while State::change(|state| (!state.ending).then(|| more(state))).is_err() {
-        // A child of a raw clone has no thread that ends the threads.
+        let process = generation::current();
         RUNNER.changed.wait_until(|| !State::load().ending || generation::current() != process);
+        // A child of a raw clone has no thread that ends the threads.
+        fork::look();
     }
 }
 
@@ -134,6 +147,28 @@ pub(crate) fn count_object() {
 pub(crate) fn forget_object() {
     let fewer = |state: State| State { objects: state.objects.saturating_sub(1), ..state };
     let _ = State::change(|state| Some(fewer(state)));
+}
+
+/// Returns whether a thread hears of touches.
+pub(crate) fn is_listening() -> bool {
+    State::load().listening
+}
+
+/// Notes whether a thread hears of touches.
+pub(crate) fn set_listening(listening: bool) {
+    let _ = State::change(|state| Some(State { listening, ..state }));
+}
+
+/// Returns whether a caller ends the threads.
+pub(crate) fn is_ending() -> bool {
+    State::load().ending
+}
+
+/// For the thread that hears of touches, when it is told to end. `false`: the caller has given up,
+/// and there may be objects by now.
+pub(crate) fn ends_listening() -> bool {
+    let end = |state: State| state.ending.then_some(State { listening: false, ..state });
+    State::change(end).is_ok()
 }
 
 /// Starts the thread unless it runs. The caller is a thread of the program's, and the new thread
@@ -200,7 +235,8 @@ fn end_runner(until: Instant) -> bool {
 pub(super) fn reset_in_child() {
     RUNNER.touches.reset_in_child();
     RUNNER.changed.reset_in_child();
-    let _ = State::change(|state| Some(State { ending: false, ..state }));
+    RUNNER.number.store(0, Ordering::Relaxed);
+    RUNNER.state.store(0, Ordering::Release);
 }
 
 /// Returns whether the calling thread is the one that runs refill functions.

@@ -34,8 +34,8 @@ struct Worker {
     failed: AtomicU64,
     /// The threads up to this number must end.
     end: AtomicU64,
-    /// [`stop`] ended the thread. It may have given up waiting, so no caller starts another thread.
-    stopping: AtomicBool,
+    /// The thread that [`stop`] waits for; 0: none, or the caller has given up.
+    stop: AtomicU64,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
     /// The seccomp filters of the thread that started it last, plus one; 0: not known.
@@ -73,7 +73,7 @@ static WORKER: Worker = Worker {
     starts: AtomicU64::new(0),
     failed: AtomicU64::new(0),
     end: AtomicU64::new(0),
-    stopping: AtomicBool::new(false),
+    stop: AtomicU64::new(0),
     guarded: AtomicBool::new(false),
     filters: AtomicU32::new(0),
     not_before: AtomicU64::new(0),
@@ -218,17 +218,24 @@ pub(super) fn stop(until: Instant) -> bool {
                 let _ = state.compare_exchange(ENDED, NONE, Ordering::AcqRel, Ordering::Relaxed);
             }
             there => {
+                let number = WORKER.starts.load(Ordering::Acquire);
                 if there == RUNNING {
-                    let number = WORKER.starts.load(Ordering::Acquire);
-                    WORKER.stopping.store(true, Ordering::Release);
-                    WORKER.end.fetch_max(number, Ordering::AcqRel);
+                    WORKER.stop.store(number, Ordering::Release);
                     WORKER.mailbox.post(END);
                 }
                 let left = until.saturating_duration_since(Instant::now());
-                let changed = || state.load(Ordering::Acquire) != there;
-                WORKER.changed.wait_until_timeout(changed, left);
-                if !changed() {
-                    return false;
+                let changed = || {
+                    state.load(Ordering::Acquire) != there
+                        || WORKER.starts.load(Ordering::Acquire) != number
+                };
+                if !WORKER.changed.wait_until_timeout(changed, left) {
+                    // Objects that are made from here on need the thread. If it is ending already,
+                    // it has no more to do than to say so.
+                    let given_up = WORKER.stop.swap(0, Ordering::AcqRel) == number;
+                    if given_up || there != RUNNING {
+                        return false;
+                    }
+                    WORKER.changed.wait_until(changed);
                 }
             }
         }
@@ -323,7 +330,7 @@ pub(crate) fn reset_in_child() {
     WORKER.mailbox.reset_in_child();
     WORKER.changed.reset_in_child();
     WORKER.state.store(NONE, Ordering::Release);
-    WORKER.stopping.store(false, Ordering::Release);
+    WORKER.stop.store(0, Ordering::Release);
     WORKER.guarded.store(false, Ordering::Release);
     WORKER.listening.store(false, Ordering::Release);
     WORKER.numbers.iter().for_each(|number| number.store(0, Ordering::Release));
@@ -381,7 +388,13 @@ fn run(number: u64) {
         if wanted & JOBS != 0 {
             job::run_all(WORKER.mailbox.take_jobs());
         }
-        if wanted & END != 0 && number <= WORKER.end.load(Ordering::Acquire) {
+        let is_stopped = || {
+            let stop = &WORKER.stop;
+            stop.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let is_replaced = number <= WORKER.end.load(Ordering::Acquire);
+        let stopped = wanted & END != 0 && is_stopped();
+        if stopped || wanted & END != 0 && is_replaced {
             // The other bits are for the next thread.
             WORKER.mailbox.post(wanted & !END);
             // First: a thread that finds a page of zeros, which nothing watches any more, asks next
@@ -398,7 +411,6 @@ fn run(number: u64) {
                 WORKER.listening.store(false, Ordering::Release);
             }
             // A restart continues from either state.
-            let stopped = WORKER.stopping.swap(false, Ordering::AcqRel);
             set_state(if stopped { NONE } else { ENDED });
             return;
         }

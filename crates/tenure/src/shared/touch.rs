@@ -10,13 +10,13 @@ use super::pin;
 use super::region::Region;
 use super::state::Kind;
 use crate::error::Result;
-use crate::os::page_size;
 use crate::os::signal::{self, Blocked, Touches};
+use crate::os::{generation, page_size};
 use crate::runtime::refills::{self, RefillError};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 /// A region for whose touches the handler makes chunks. A place is never freed, but used again.
@@ -27,6 +27,8 @@ struct Place {
     end: AtomicUsize,
     /// Null: there is no region. The handle keeps the region until it has [removed](remove) it.
     region: AtomicPtr<Region>,
+    /// The process that has counted it among those that need a thread.
+    process: AtomicU64,
     /// Threads that look at the place now.
     looking: AtomicU32,
     next: *const Place,
@@ -54,6 +56,7 @@ fn place() -> &'static Place {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         region: AtomicPtr::new(null_mut()),
+        process: AtomicU64::new(0),
         looking: AtomicU32::new(0),
         next: std::ptr::null(),
     }));
@@ -81,6 +84,7 @@ pub(super) fn add(region: &Arc<Region>) {
     let (place, view) = (place(), region.view());
     place.start.store(view.start, Ordering::Relaxed);
     place.end.store(view.end, Ordering::Relaxed);
+    place.process.store(generation::current(), Ordering::Relaxed);
     place.region.store(Arc::as_ptr(region).cast_mut(), Ordering::SeqCst);
 }
 
@@ -93,8 +97,11 @@ pub(super) fn remove(region: &Arc<Region>) {
     while place.looking.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
+    let is_counted = place.process.load(Ordering::Relaxed) == generation::current();
     place.is_taken.store(false, Ordering::Release);
-    refills::forget_object();
+    if is_counted {
+        refills::forget_object();
+    }
 }
 
 /// Returns the region of an address.
@@ -158,9 +165,12 @@ fn make(region: &Region, chunk: usize) -> Result<()> {
         if refills::is_runner() {
             return region.refill.call(chunk, bytes);
         }
+        // Counted: in a child nothing else keeps the thread.
+        refills::count_object();
         refills::start();
-        refills::run(|| region.refill.call(chunk, bytes))
-            .unwrap_or_else(|| Err(RefillError::from("no thread could make it")))
+        let made = refills::run(|| region.refill.call(chunk, bytes));
+        refills::forget_object();
+        made.unwrap_or_else(|| Err(RefillError::from("no thread could make it")))
     })?;
     drop(made);
     Ok(())

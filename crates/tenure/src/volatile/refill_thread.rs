@@ -9,20 +9,21 @@
 use super::make_again;
 use super::object::Object;
 use crate::os::bell::Bell;
-use crate::os::{advise, own_table, page_size, thread, tid, uffd};
+use crate::os::{advise, generation, own_table, page_size, thread, tid, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::refills;
-use crate::runtime::services::Service;
+use crate::runtime::services::{Next, Service, Visit};
 use crate::runtime::turn::Attempt;
 use crate::runtime::worker;
-use crate::tracking::backpressure;
 use crate::tracking::detection::{self, Detection, Kind};
 use crate::tracking::touched;
+use crate::tracking::{backpressure, before_claiming};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ use std::time::{Duration, Instant};
 /// An object and its first address.
 struct Entry {
     start: usize,
+    /// The process that has counted it.
+    process: u64,
     object: Weak<Object>,
 }
 
@@ -41,18 +44,19 @@ struct Refills {
     thread_of: AtomicU64,
     /// The kernel's number of that thread.
     number: AtomicI32,
-    /// Ends that thread's wait; -1: there is none. Only the background thread uses it.
-    bell: AtomicI32,
 }
 
-const NOBODY: u64 = 0;
+thread_local! {
+    /// Each thread's own: only the background thread has one, in its descriptor table. It ends the
+    /// wait of the thread that hears of touches.
+    static BELL: Cell<Option<Bell>> = const { Cell::new(None) };
+}
 
 /// For the whole process: one thread hears of the touches of all objects.
 static REFILLS: Refills = Refills {
     objects: Lock::new(Rank::RefillList, Vec::new()),
-    thread_of: AtomicU64::new(NOBODY),
+    thread_of: AtomicU64::new(0),
     number: AtomicI32::new(0),
-    bell: AtomicI32::new(-1),
 };
 
 /// For the whole process: the register's entry of refills.
@@ -66,11 +70,9 @@ static SERVICE: Service = Service {
             std::mem::forget(std::mem::take(unsafe { REFILLS.objects.held_value() }));
         }
     },
-    reset_in_child: |_| {
-        // The numbers of a thread and of a descriptor of the parent's.
-        REFILLS.number.store(0, Ordering::Relaxed);
-        REFILLS.bell.store(-1, Ordering::Relaxed);
-    },
+    // The number of a thread of the parent's.
+    reset_in_child: |_| REFILLS.number.store(0, Ordering::Relaxed),
+    task: Some(visit),
     end_threads: Some(end_thread),
     ..Service::named("refill", &[Rank::RefillList])
 };
@@ -84,11 +86,15 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
         return false;
     }
     refills::count_object();
-    if !refills::start() || !listen() {
+    if !refills::start() || !(0..TRIES).any(|_| listen()) {
         refills::forget_object();
         return false;
     }
-    let entry = Entry { start: object.range().start, object: Arc::downgrade(object) };
+    let entry = Entry {
+        start: object.range().start,
+        process: generation::current(),
+        object: Arc::downgrade(object),
+    };
     loop {
         let mut objects = REFILLS.objects.lock();
         if objects.len() < objects.capacity() {
@@ -108,10 +114,16 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
     }
 }
 
+/// How often a process that has closed tenure's descriptors, while no thread had copies, opens new
+/// ones for an object: it may close those, too.
+const TRIES: u32 = 4;
+
 /// Has a thread hear of touches. `false`: it cannot.
 fn listen() -> bool {
+    before_claiming();
     let process = detection::epoch();
-    let runs = move || REFILLS.thread_of.load(Ordering::Acquire) == process;
+    let runs =
+        move || refills::is_listening() && REFILLS.thread_of.load(Ordering::Acquire) == process;
     // Without a table of its own the thread would wait on a descriptor that the program can close.
     // Pages that this descriptor watches could then not be taken back.
     let start = move || runs() || worker::is_guarded() && start_thread(process);
@@ -121,37 +133,44 @@ fn listen() -> bool {
 /// Starts the thread. On the background thread, whose table it shares.
 fn start_thread(process: u64) -> bool {
     close_bell();
-    let Some(bell) = Bell::new() else { return false };
-    REFILLS.bell.store(bell.descriptor(), Ordering::Relaxed);
+    let bell = Bell::new();
+    BELL.set(bell);
     REFILLS.thread_of.store(process, Ordering::Release);
+    refills::set_listening(true);
     let started = thread::spawn_quiet("tenure-touches", move || serve(bell)).is_ok();
     if !started {
-        REFILLS.thread_of.store(NOBODY, Ordering::Release);
+        refills::set_listening(false);
     }
     started
 }
 
 /// On the background thread, when no thread waits for the bell.
 fn close_bell() {
-    let bell = Bell::of(REFILLS.bell.swap(-1, Ordering::Relaxed));
-    bell.into_iter().for_each(Bell::close);
+    BELL.take().into_iter().for_each(Bell::close);
+}
+
+/// The service's task: rings the bell for a caller that [ends](end_thread) the thread.
+fn visit(_: &Visit) -> Next {
+    match (refills::is_listening(), refills::is_ending()) {
+        (true, true) => BELL.get().into_iter().for_each(Bell::ring),
+        (true, false) => {}
+        (false, _) => close_bell(),
+    }
+    Next::WhenStirred
 }
 
 /// Ends the thread. There are no objects. `false`: it has not ended by then.
 fn end_thread(until: Instant) -> bool {
-    let has_ended = || REFILLS.thread_of.load(Ordering::Acquire) != detection::epoch();
-    if has_ended() {
-        return true;
-    }
-    let bell = || Bell::of(REFILLS.bell.load(Ordering::Relaxed));
-    worker::on_worker(|| bell().into_iter().for_each(Bell::ring));
-    while !has_ended() {
-        if Instant::now() > until {
-            return false;
+    if refills::is_listening() {
+        // Without a wait: the background thread may be in a long system call.
+        worker::call(fork::register(&SERVICE));
+        while refills::is_listening() {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
         }
-        std::thread::sleep(Duration::from_micros(50));
     }
-    worker::on_worker(close_bell);
     tid::wait_for_end(REFILLS.number.load(Ordering::Acquire), until)
 }
 
@@ -162,7 +181,7 @@ pub(super) fn remove(start: usize) {
     let at = objects.binary_search_by_key(&start, |entry| entry.start);
     let entry = at.ok().map(|at| objects.remove(at));
     drop(objects);
-    if entry.is_some() {
+    if entry.is_some_and(|entry| entry.process == generation::current()) {
         refills::forget_object();
     }
 }
@@ -177,8 +196,8 @@ fn find(address: usize) -> Option<Arc<Object>> {
 }
 
 /// For each touch of a missing page: makes the page and lets the touching thread continue. Ends when
-/// the bell rings.
-fn serve(bell: Bell) {
+/// the bell rings, unless there are objects again.
+fn serve(bell: Option<Bell>) {
     // The thread shares the background thread's table.
     own_table::has_own_table();
     REFILLS.number.store(tid::own(), Ordering::Release);
@@ -186,7 +205,14 @@ fn serve(bell: Bell) {
     let watcher = uffd::Watcher::of_this_process(fd);
     // Touches of objects that another thread is refilling, which makes these pages too.
     let mut put_off: Vec<uffd::Fault> = Vec::new();
-    while wait_for_touch(fd, bell, put_off.is_empty()) {
+    loop {
+        match wait_for_touch(fd, bell, put_off.is_empty()) {
+            Heard::Touch => {}
+            Heard::Bell if refills::ends_listening() => return,
+            // The caller has given up.
+            Heard::Bell => bell.into_iter().for_each(Bell::silence),
+            Heard::Closed => return refills::set_listening(false),
+        }
         let again = std::mem::take(&mut put_off);
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
         let faults: Vec<_> = again.into_iter().chain(read).collect();
@@ -195,28 +221,47 @@ fn serve(bell: Bell) {
         // for it.
         backpressure::hold_back();
     }
-    // The last use of the bell was before.
-    REFILLS.thread_of.store(NOBODY, Ordering::Release);
 }
 
-/// Waits for a touch, for two milliseconds at most unless it is `patient`. `false`: the bell has
-/// rung, or the descriptor is closed.
-fn wait_for_touch(fd: RawFd, bell: Bell, patient: bool) -> bool {
+/// The result of a wait.
+enum Heard {
+    /// There may be touches.
+    Touch,
+    Bell,
+    /// The descriptor is closed.
+    Closed,
+}
+
+/// Waits for a touch, for two milliseconds at most unless it is `patient`. Where no bell could be made
+/// (`EMFILE`, or a filter) it looks ten times a second whether it is to end.
+fn wait_for_touch(fd: RawFd, bell: Option<Bell>, patient: bool) -> Heard {
     // SAFETY: both descriptors are in the background thread's table, which this thread shares. They
-    // are closed there only when this thread has ended.
-    let (touches, bell) = unsafe { (BorrowedFd::borrow_raw(fd), bell.event()) };
-    let mut fds = [touches, bell].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-    match poll(&mut fds, if patient { None } else { Some(&soon) }) {
-        Ok(_) => {
-            let gone = PollFlags::NVAL | PollFlags::ERR;
-            fds[1].revents().is_empty() && !fds[0].revents().intersects(gone)
-        }
-        Err(Errno::INTR) => true,
-        // No memory. Threads wait for this one, so it tries again.
+    // are closed there only when this thread does not listen any more.
+    let (touches, bell) =
+        unsafe { (BorrowedFd::borrow_raw(fd), bell.as_ref().map(|bell| bell.event())) };
+    let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let mut fds = [watched(touches), watched(bell.unwrap_or(touches))];
+    let most_ns = match (patient, bell) {
+        (true, Some(_)) => None,
+        (true, None) => Some(100_000_000),
+        (false, _) => Some(2_000_000),
+    };
+    let timeout = most_ns.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
+    let result = poll(&mut fds, timeout.as_ref());
+    let rang = match bell {
+        Some(_) => !fds[1].revents().is_empty(),
+        None => refills::is_ending(),
+    };
+    match result {
+        Ok(_) if rang => Heard::Bell,
+        Ok(_) if fds[0].revents().intersects(PollFlags::NVAL | PollFlags::ERR) => Heard::Closed,
+        Ok(_) | Err(Errno::INTR) => Heard::Touch,
+        Err(_) if refills::is_ending() => Heard::Bell,
+        // No memory, or two descriptors are more than RLIMIT_NOFILE. Threads wait for this one, so
+        // it tries again.
         Err(_) => {
             std::thread::sleep(Duration::from_millis(2));
-            true
+            Heard::Touch
         }
     }
 }

@@ -398,6 +398,28 @@ fn a_buffer_with_a_refill_function_stays_usable_though_the_threads_are_to_end() 
     });
 }
 
+/// No thread has copies then, and the next object gets new descriptors.
+#[test]
+fn an_object_can_be_made_after_the_threads_have_ended_and_the_descriptors_are_closed() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        for _ in 0..3 {
+            assert!(tenure::end_background_threads());
+            close_everything();
+            let sevens = Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            });
+            let mut buffer = Volatile::builder(PAGE).refill(sevens).build().unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            buffer.offer_now().unwrap();
+            buffer.purge_now().unwrap();
+            // SAFETY: inside the buffer; a purged page is refilled.
+            assert_eq!(unsafe { buffer.as_ptr().read_volatile() }, 7);
+        }
+    });
+}
+
 /// The background thread has the last copies. It ends while other threads take purged memory back:
 /// each pin finds the loss, and none fails.
 #[test]

@@ -2,10 +2,12 @@
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use tenure::shared::SharedVolatile;
-use tenure::volatile::Refill;
+use tenure::volatile::{self, Refill, Settings};
 use tenure::{end_background_threads, PageSize, Volatile};
-use tenure_testkit::{sweep, this_test};
+use tenure_testkit::seccomp::{Call, Errno, Filter, Hold};
+use tenure_testkit::{or_skip, sweep, this_test};
 
 const LEN: usize = 4 * PAGE;
 const CHUNK: usize = 64 << 10;
@@ -158,5 +160,82 @@ fn a_child_that_is_made_while_they_end_makes_objects() {
             over.store(true, Ordering::Relaxed);
             assert!(result.is_ok());
         });
+    });
+}
+
+/// The parent's threads are not the child's, and no thread of the child's hears of touches of the
+/// objects that it inherits.
+#[test]
+fn a_child_has_no_threads_to_wait_for() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let ends = || {
+            let began = Instant::now();
+            assert!(end_background_threads());
+            assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+        };
+        let kept = gone();
+        drop(gone());
+        assert_eq!(forked(ends), Ended::Well);
+        let anew = || {
+            drop(gone());
+            ends();
+            let buffer = gone();
+            assert!(!end_background_threads());
+            assert_eq!(touch(&buffer, 3), 7);
+            drop(buffer);
+            ends();
+        };
+        assert_eq!(forked(anew), Ended::Well);
+        drop(kept);
+        ends();
+        assert_eq!(forked(ends), Ended::Well);
+    });
+}
+
+/// The background thread is in a long system call, so the end gives up. An object that is made then
+/// keeps its threads.
+#[test]
+fn an_end_that_gave_up_ends_nothing_later() {
+    for before in [false, true] {
+        promised(this_test!(), || {
+            // Before any thread, which then has the filter.
+            let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_FREE)]));
+            needs_userfaultfd!();
+            volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+            let mut offered = Volatile::builder(LEN).pages(PageSize::System).build().unwrap();
+            if before {
+                drop(gone());
+            }
+            // The thread sleeps until there is something to offer.
+            std::thread::sleep(Duration::from_millis(100));
+            hold.arm(Duration::from_millis(1600));
+            offered.pin_mut().unwrap().fill(1);
+            assert!(hold.wait_until_held(PATIENCE));
+            assert!(!end_background_threads());
+            let buffer = gone();
+            // The held call ends, and the thread sees what was asked of it.
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(touch(&buffer, 0), 7);
+            drop(buffer);
+            assert!(waited(end_background_threads));
+        });
+    }
+}
+
+#[test]
+fn touches_are_refilled_where_no_event_descriptor_can_be_made() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        drop(Volatile::new(PAGE).unwrap());
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_eventfd2), Errno::PERM);
+        or_skip!(filter.install_all_threads());
+        for _ in 0..3 {
+            let buffer = gone();
+            assert_eq!(touch(&buffer, 1), 7);
+            drop(buffer);
+            // The thread that listens for pressure cannot be woken, and stays.
+            _ = end_background_threads();
+        }
     });
 }
