@@ -7,7 +7,7 @@ mod arguments;
 
 use arguments::{Arguments, Command, Limit, Run};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -37,12 +37,25 @@ fn launcher() -> Option<PathBuf> {
     starter.or_else(beside).filter(|path| path.is_file())
 }
 
+/// Parses the arguments, or ends the process with what is wrong.
+fn parse() -> Arguments {
+    // `--rounds -1` is then a wrong number, and not an unknown option `-1`.
+    let grammar = Arguments::command().mut_args(|arg| {
+        match arg.is_positional() || !arg.get_action().takes_values() {
+            true => arg,
+            false => arg.allow_negative_numbers(true),
+        }
+    });
+    let matches = grammar.get_matches();
+    Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(load::COMMAND) {
         return load::main(&arguments.next().unwrap_or_default()).into();
     }
-    let arguments = Arguments::parse();
+    let arguments = parse();
     let done = match &arguments.command {
         None => run(&arguments.run),
         Some(Command::Compare(args)) => compare(args),
