@@ -7,6 +7,7 @@ use super::pressure_told::Told;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{open, Mode, OFlags};
+use rustix::io::Errno;
 use std::path::Path;
 
 /// The sources of pressure reports.
@@ -24,7 +25,7 @@ pub(crate) enum Heard {
     /// peer of its socket has closed it. It is always ready from then on and reports nothing any
     /// more. The caller opens all sources anew.
     Gone,
-    /// The bell was rung.
+    /// The bell was rung, or no wait can succeed any more.
     Bell,
 }
 
@@ -83,8 +84,12 @@ impl PressureWatch {
         // SAFETY: the calling thread's table has the descriptor until the thread ends.
         let event = bell.as_ref().map(|bell| unsafe { bell.event() });
         fds.extend(event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
-        if poll(&mut fds, None).is_err() {
-            return Heard::Nothing;
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            // The program has lowered RLIMIT_NOFILE below the number of sources, so no wait can
+            // succeed. Without this thread pressure is noticed at the next visit.
+            Err(Errno::INVAL) => return Heard::Bell,
+            Err(_) => return Heard::Nothing,
         }
         if bell.is_some() && fds.pop().is_some_and(|event| !event.revents().is_empty()) {
             return Heard::Bell;

@@ -239,3 +239,20 @@ fn touches_are_refilled_where_no_event_descriptor_can_be_made() {
         }
     });
 }
+
+/// The threads wait for more than one descriptor each, and the kernel refuses that then.
+#[test]
+fn a_limit_of_one_descriptor_keeps_no_thread_and_hangs_no_touch() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let buffer = gone();
+        let limit = libc::rlimit { rlim_cur: 1, rlim_max: 1024 };
+        // SAFETY: plain numbers; lowering the soft limit closes nothing.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        // Pressure wakes the thread that listens for it.
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(touch(&buffer, 2), 7);
+        drop(buffer);
+        assert!(waited(end_background_threads));
+    });
+}
