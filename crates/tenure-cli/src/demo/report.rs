@@ -8,7 +8,7 @@ use crate::size;
 use anyhow::Context;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::BufWriter;
+use std::io::{self, BufWriter};
 use std::path::Path;
 
 /// The lines below the plot.
@@ -124,10 +124,13 @@ pub fn cannot_write(path: &Path) -> String {
 
 /// Tells before the work that its result could not be written. Leaves no new file.
 pub fn can_be_written(path: &Path) -> anyhow::Result<()> {
-    let is_new = !path.exists();
-    OpenOptions::new().append(true).create(true).open(path).with_context(|| cannot_write(path))?;
-    if is_new {
-        std::fs::remove_file(path).with_context(|| cannot_write(path))?;
-    }
-    Ok(())
+    let tried = match path.symlink_metadata() {
+        Ok(_) => match OpenOptions::new().append(true).open(path) {
+            // A link to a file that is not there yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            opened => opened.map(drop),
+        },
+        Err(_) => File::create_new(path).and_then(|_| std::fs::remove_file(path)),
+    };
+    tried.with_context(|| cannot_write(path))
 }

@@ -34,6 +34,8 @@ pub struct Figures {
     /// The tracked ranges and the pool's runs that hold memory, in order of address: a million of
     /// each kind at most.
     pub ranges: Vec<Range>,
+    /// The pool's runs, until all is read.
+    runs: Vec<Range>,
 }
 
 /// The reason why there are no figures.
@@ -137,6 +139,7 @@ impl Source {
         if all.versions.is_empty() {
             return Err(Missing::NotUsed);
         }
+        all.ranges.append(&mut all.runs);
         all.ranges.sort_unstable_by_key(|range| range.start);
         Ok(all)
     }
@@ -219,7 +222,7 @@ fn read_root(memory: &Memory, root: &Found, all: &mut Figures) -> io::Result<()>
         match kind as usize {
             layout::WORDS => read_words(memory, at, &text, &words[4..], all)?,
             layout::RANGES => read_ranges(memory, at, &words[4..], all)?,
-            layout::RUNS => runs::read(memory, at, &words[4..], &mut all.ranges)?,
+            layout::RUNS => runs::read(memory, at, &words[4..], &mut all.runs)?,
             // A kind of a newer version.
             _ => {}
         }

@@ -78,6 +78,8 @@ pub(super) fn listen() -> std::result::Result<(), Errno> {
 
 /// From now on the handler makes the region's chunks at touches, until [`remove`].
 pub(super) fn add(region: &Arc<Region>) {
+    // If a handler forked here, the child would have an object that the parent counts.
+    let _no_handler = Blocked::all();
     refills::count_object();
     // Here, and not at a touch: this makes a thread.
     refills::start();

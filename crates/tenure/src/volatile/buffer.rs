@@ -146,8 +146,8 @@ impl VolatileBuilder {
         let (len, refilling) = (self.len, Turn::new());
         let inner = Arc::new(Object { memory, len, refill: self.refill, refilling });
         tracking::backpressure::hold_back();
-        if inner.refill.is_some() && refill_thread::enrol(&inner) {
-            inner.memory.set_refilled(true);
+        if inner.refill.is_some() {
+            refill_thread::enrol(&inner);
         }
         inner.memory.unpin();
         Ok(Volatile { inner })

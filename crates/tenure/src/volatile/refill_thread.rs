@@ -9,6 +9,7 @@
 use super::make_again;
 use super::object::Object;
 use crate::os::bell::Bell;
+use crate::os::signal::Blocked;
 use crate::os::{advise, generation, own_table, page_size, thread, tid, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
@@ -77,18 +78,18 @@ static SERVICE: Service = Service {
     ..Service::named("refill", &[Rank::RefillList])
 };
 
-/// Has touches of the object's purged pages refilled. `false`: this process cannot (no userfaultfd,
-/// or close_range(2) is refused), so such touches read zeros or raise SIGBUS as without a refill
-/// function.
-pub(super) fn enrol(object: &Arc<Object>) -> bool {
+/// Has touches of the object's purged pages refilled, unless this process cannot (no userfaultfd, or
+/// close_range(2) is refused): then they read zeros or raise SIGBUS as without a refill function.
+pub(super) fn enrol(object: &Arc<Object>) {
     fork::register(&SERVICE);
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
-        return false;
+        return;
     }
+    // If a handler forked here, the child would have an object that its parent's threads serve.
+    let _no_handler = Blocked::all();
     refills::count_object();
     if !refills::start() || !(0..TRIES).any(|_| listen()) {
-        refills::forget_object();
-        return false;
+        return refills::forget_object();
     }
     let entry = Entry {
         start: object.range().start,
@@ -100,7 +101,9 @@ pub(super) fn enrol(object: &Arc<Object>) -> bool {
         if objects.len() < objects.capacity() {
             let at = objects.partition_point(|other| other.start < entry.start);
             objects.insert(at, entry);
-            return true;
+            // Before any fork: a child clears it.
+            object.memory.set_refilled(true);
+            return;
         }
         let wanted = objects.len() * 2 + 16;
         drop(objects);

@@ -5,6 +5,7 @@
 
 use crate::promise_kit::stepping::{self, stepped, Stepping};
 use crate::promise_kit::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile::{self, Priority, Refill};
 use tenure::{Outcome, PageSize, Volatile};
 use tenure_testkit::{sweep, this_test};
@@ -189,6 +190,52 @@ fn a_handler_may_fork_at_any_instruction_of_a_refill() {
         stepped(sevens);
         if stepping::in_child() {
             sevens();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        stepping::report();
+    });
+}
+
+/// An object of this process keeps its threads.
+static KEPT: AtomicBool = AtomicBool::new(false);
+
+/// The object of a child is the child's, with threads of its own, or the parent's: a touch waits for
+/// no thread that is not there.
+#[test]
+fn a_handler_may_fork_at_any_instruction_of_a_build() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let build = || {
+            let refill = Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            });
+            let builder = Volatile::builder(PAGE).pages(PageSize::System).refill(refill);
+            builder.build().unwrap()
+        };
+        drop(build());
+        stepping::begin(Stepping { each: 0, stride: sweep(397, 53), raw: false });
+        let mut built = None;
+        stepped(|| built = Some(build()));
+        if stepping::in_child() {
+            let mut buffer = built.unwrap();
+            buffer.pin_mut().unwrap().fill(7);
+            let kept = !tenure::end_background_threads();
+            assert!(waited(|| buffer.purge_now().is_ok_and(|bytes| bytes == PAGE)));
+            // A child's touch of an object that its parent has made raises SIGBUS.
+            extern "C" fn on_bus(_: libc::c_int) {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(KEPT.load(Ordering::Relaxed))) };
+            }
+            KEPT.store(kept, Ordering::Relaxed);
+            let handler = on_bus as extern "C" fn(libc::c_int);
+            // SAFETY: the handler only ends the child. The page is the buffer's.
+            let byte = unsafe {
+                libc::signal(libc::SIGBUS, handler as libc::sighandler_t);
+                buffer.as_ptr().read_volatile()
+            };
+            assert_eq!(byte, 7);
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
