@@ -168,7 +168,7 @@ fn forget_empty_variables() {
 fn wrong_usage(message: &str) -> ! {
     let mut grammar = Cli::command();
     grammar.build();
-    let named = std::env::args().nth(1).and_then(|name| grammar.find_subcommand(name).cloned());
+    let named = std::env::args_os().nth(1).and_then(|name| grammar.find_subcommand(name).cloned());
     named.unwrap_or(grammar).error(ErrorKind::ValueValidation, message).exit()
 }
 

@@ -8,7 +8,7 @@ use crate::size;
 use anyhow::Context;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter};
+use std::io::BufWriter;
 use std::path::Path;
 
 /// The lines below the plot.
@@ -124,13 +124,11 @@ pub fn cannot_write(path: &Path) -> String {
 
 /// Tells before the work that its result could not be written. Leaves no new file.
 pub fn can_be_written(path: &Path) -> anyhow::Result<()> {
-    let tried = match path.symlink_metadata() {
-        Ok(_) => match OpenOptions::new().append(true).open(path) {
-            // A link to a file that is not there yet.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            opened => opened.map(drop),
-        },
-        Err(_) => File::create_new(path).and_then(|_| std::fs::remove_file(path)),
+    let tried = match (path.symlink_metadata(), path.metadata()) {
+        (_, Ok(there)) if there.is_file() => OpenOptions::new().append(true).open(path).map(drop),
+        // A pipe, whose reader would see its end, or a link to a file that is not there yet.
+        (Ok(_), _) => Ok(()),
+        (Err(_), _) => File::create_new(path).and_then(|_| std::fs::remove_file(path)),
     };
     tried.with_context(|| cannot_write(path))
 }
