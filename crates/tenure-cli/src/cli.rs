@@ -1,12 +1,13 @@
 //! The command line's grammar.
 
 use crate::failure::WrongUsage;
+use crate::given::is_given;
 use crate::{
     bench, completions, demo, doctor, explain, inspect, lock, man, metrics, populate, run, top,
 };
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -107,13 +108,10 @@ fn name_the_variable(mut error: clap::Error, grammar: &clap::Command) -> clap::E
     };
     // As in `--large[=<SIZE>]` or `--delay <SECONDS>`.
     let option = shown.split(['=', '[', ' ']).next().unwrap_or_default();
-    let is_given = |given: OsString| {
-        given.to_str().is_some_and(|given| given.split('=').next() == Some(option))
-    };
     let mut args = grammar.get_subcommands().flat_map(clap::Command::get_arguments);
     let arg = args.find(|arg| arg.get_env().is_some() && arg.get_long() == option.get(2..));
     let variable = arg.and_then(clap::Arg::get_env).and_then(OsStr::to_str);
-    if let (Some(variable), false) = (variable, std::env::args_os().any(is_given)) {
+    if let (Some(variable), false) = (variable, is_given(option)) {
         let variable = format!("{variable} in the environment");
         error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
     }

@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod files;
+mod given;
 mod inspect;
 mod interrupt;
 mod lock;

@@ -29,7 +29,8 @@ pub fn draw(
 
 /// Returns whether a block of the pool lies in the mapping.
 pub fn has_pool(mapping: &Mapping, ranges: &[Range]) -> bool {
-    let first = ranges.partition_point(|range| range.start < mapping.start);
+    let first =
+        ranges.partition_point(|range| range.start.saturating_add(range.len) <= mapping.start);
     ranges[first..]
         .iter()
         .take_while(|range| range.start < mapping.end)
@@ -92,6 +93,8 @@ mod tests {
         ];
         assert_eq!(states(&mapping, &blocks, 16), "wwUUU       ffff");
         assert!(has_pool(&mapping, &blocks) && !has_pool(&mapping, &blocks[..1]));
+        // The mapping begins within a block.
+        assert!(has_pool(&mapping, &[range(0x8000, 0x9000, State::InUse)]));
         assert_eq!(character(&Cell { pages: 4, present: 4, huge: 4, swapped: 0 }), 'H');
         assert_eq!(character(&Cell { pages: 4, present: 3, huge: 0, swapped: 0 }), '+');
         assert_eq!(character(&Cell { pages: 4, present: 3, huge: 0, swapped: 1 }), 's');

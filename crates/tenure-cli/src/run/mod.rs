@@ -6,6 +6,7 @@ mod pipe;
 mod program;
 
 use crate::failure::CannotRun;
+use crate::given::is_given;
 use crate::name::shown;
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
@@ -210,7 +211,8 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
             "--lock keeps all memory, and the pool gives memory back: choose one",
         ));
     }
-    if args.unmapped.is_some() && args.mmap.is_none() {
+    // In the environment it may wait for a run with --mmap.
+    if is_given("--unmapped") && args.mmap.is_none() {
         return Err(CannotRun::refused(
             "--unmapped says what happens to memory of --mmap: give --mmap, too",
         ));
