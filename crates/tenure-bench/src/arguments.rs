@@ -3,6 +3,7 @@
 //! The command `tenure` also has this file, by a link, and makes its manual pages and completions
 //! from it.
 
+use crate::number::{size, within};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -75,17 +76,17 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Measured rounds of each comparison [default: each benchmark's own].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = within("a number of rounds", 1u32.., "9"))]
     pub rounds: Option<u32>,
     /// Thread counts, separated by commas [default: each benchmark's own].
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = threads)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = within("a number of threads", 1usize.., "1,4"))]
     pub threads: Vec<usize>,
     /// Run only comparisons whose title contains this.
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
     /// Size of the memory for lock-on-fault [default: 5G], populate [default: 512M] and unmap [default:
     /// 1G and 4G].
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size(4096, "4K"))]
     pub size: Option<u64>,
     /// Directory for files on a disk [default: /var/tmp].
     #[arg(long, value_name = "DIR")]
@@ -175,7 +176,8 @@ pub enum Limit {
 }
 
 fn limit(text: &str) -> Result<Limit, &'static str> {
-    const WHY: &str = "a time is a number with s, m or h, such as 90s, 15m or 1h; or none";
+    const WHY: &str =
+        "expected a number from 1 to 4294967295 with s, m or h, as in 90s, 15m or 1h; or none";
     if text == "none" {
         return Ok(Limit::None);
     }
@@ -194,16 +196,9 @@ fn limit(text: &str) -> Result<Limit, &'static str> {
 
 fn percent(text: &str) -> Result<f64, &'static str> {
     let known = text.trim_end_matches('%').trim().parse().ok();
-    known.filter(|percent| (0.0..1000.0).contains(percent)).ok_or("a number of percent, 0 or more")
-}
-
-fn threads(text: &str) -> Result<usize, &'static str> {
-    text.parse().ok().filter(|count| *count > 0).ok_or("a number of threads, 1 or more")
-}
-
-fn size(text: &str) -> Result<u64, &'static str> {
-    let bytes = tenure_launch::size(text.as_bytes());
-    bytes.map(|bytes| bytes as u64).ok_or(tenure_launch::NO_SIZE)
+    known
+        .filter(|percent| (0.0..1000.0).contains(percent))
+        .ok_or("expected a number of percent from 0 to below 1000, as in 2.5")
 }
 
 #[cfg(test)]

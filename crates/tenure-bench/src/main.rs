@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+#[allow(dead_code, reason = "the command tenure uses all of it")]
+mod number;
 
 use arguments::{Arguments, Command, Limit, Run};
 use clap::error::ErrorKind;
@@ -39,15 +41,9 @@ fn launcher() -> Option<PathBuf> {
 
 /// Parses the arguments, or ends the process with what is wrong.
 fn parse() -> Arguments {
-    // `--rounds -1` is then a wrong number, and not an unknown option `-1`.
-    let grammar = Arguments::command().mut_args(|arg| {
-        match arg.is_positional() || !arg.get_action().takes_values() {
-            true => arg,
-            false => arg.allow_negative_numbers(true),
-        }
-    });
-    let matches = grammar.get_matches();
-    Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    let parsed = number::parse(&Arguments::command());
+    let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| error.exit())
 }
 
 fn main() -> ExitCode {

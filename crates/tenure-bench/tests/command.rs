@@ -197,6 +197,19 @@ fn numbers_and_names_that_measure_nothing_are_refused() {
         let done = run(&[wrong, &["--quick", "-q"]].concat());
         assert_eq!(done.status.code(), Some(2), "{wrong:?}: {}", text(&done.stderr));
     }
+    for (option, value, expected) in [
+        ("--size", "-1G", "a size from 4K to 8192T: bytes, or a number with K, M, G or T"),
+        ("--size", "1K", "a size from 4K to 8192T"),
+        ("--rounds", "x", "a number of rounds, 1 or more, as in 9"),
+        ("--threads", "-1", "a number of threads, 1 or more, as in 1,4"),
+        ("--within", "-5m", "a number from 1 to 4294967295 with s, m or h, as in 90s"),
+    ] {
+        let done = run(&[option, value]);
+        assert_eq!(done.status.code(), Some(2), "{option} {value}");
+        let errors = text(&done.stderr);
+        assert!(errors.contains(&format!("invalid value '{value}' for '{option}")), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+    }
     let done = run(&["volatile", "--filter", "nosuchtitle", "--quick", "-q"]);
     assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
     let why = "no comparison's title contains \"nosuchtitle\"";

@@ -3,7 +3,8 @@
 use crate::failure::WrongUsage;
 use crate::given::is_given;
 use crate::{
-    bench, completions, demo, doctor, explain, inspect, lock, man, metrics, populate, run, top,
+    bench, completions, demo, doctor, explain, inspect, lock, man, metrics, number, populate, run,
+    top,
 };
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -88,15 +89,8 @@ pub fn run() -> anyhow::Result<()> {
 
 /// Parses the arguments, or ends the process with what is wrong.
 fn parse() -> Cli {
-    let mut grammar = Cli::command().mut_subcommands(|command| {
-        // `--threads -1` is then a wrong number, and not an unknown option `-1`.
-        command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
-            true => arg,
-            false => arg.allow_negative_numbers(true),
-        })
-    });
-    let parsed = grammar.try_get_matches_from_mut(std::env::args_os());
-    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    let grammar = Cli::command();
+    let parsed = number::parse(&grammar).and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| name_the_variable(error, &grammar).exit())
 }
 

@@ -17,6 +17,7 @@ mod lock;
 mod man;
 mod metrics;
 mod name;
+mod number;
 mod populate;
 mod process;
 mod room;

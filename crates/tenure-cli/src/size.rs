@@ -1,5 +1,7 @@
 //! Sizes in bytes, as people write and read them.
 
+use crate::number;
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -7,12 +9,7 @@ const TIB: u64 = 1 << 40;
 
 /// Reads a size as the launcher does: `268435456`, `256M`, `256MiB`, `1.5G` or `500MB`.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let bytes = tenure_launch::size(text.as_bytes()).ok_or(tenure_launch::NO_SIZE)? as u64;
-    // Calculations with a size must not wrap.
-    if bytes > 1 << 53 {
-        return Err(format!("{text} is more than a machine can have"));
-    }
-    Ok(bytes)
+    number::size(0, "0")(text)
 }
 
 /// `12.5 MiB`: three digits, a unit.

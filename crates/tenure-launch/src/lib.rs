@@ -8,9 +8,9 @@
 
 mod size;
 
-pub use size::{size, NO_SIZE};
+pub use size::{size, MOST, SIZE};
 
-use size::number;
+use size::{number, of_size};
 use std::fmt;
 
 /// The file name of the library.
@@ -98,11 +98,10 @@ pub type FromSize = Option<usize>;
 /// # Errors
 /// Anything else, and a size below the pool's smallest run.
 pub fn pool(text: &[u8], default: usize) -> Result<FromSize, Wrong> {
-    let why = "expected pool, pool:SIZE, SIZE or off, as in pool:1M";
-    match mechanism(text, b"pool", default, why)? {
-        Some(bytes) if bytes < POOL_LEAST => Err(Wrong("the pool's smallest run is 64K")),
-        from => Ok(from),
-    }
+    mechanism(text, b"pool", default, POOL_LEAST).ok_or(Wrong(concat!(
+        "expected SIZE, pool:SIZE, pool or off, with a size from 64K ",
+        of_size!()
+    )))
 }
 
 /// `retire`, `retire:SIZE`, `SIZE` or `off`.
@@ -110,12 +109,10 @@ pub fn pool(text: &[u8], default: usize) -> Result<FromSize, Wrong> {
 /// # Errors
 /// Anything else.
 pub fn retire(text: &[u8]) -> Result<FromSize, Wrong> {
-    mechanism(
-        text,
-        b"retire",
-        UNMAP_DEFAULT,
-        "expected retire, retire:SIZE, SIZE or off, as in retire:64M",
-    )
+    mechanism(text, b"retire", UNMAP_DEFAULT, 1).ok_or(Wrong(concat!(
+        "expected SIZE, retire:SIZE, retire or off, with a size from 1 ",
+        of_size!()
+    )))
 }
 
 /// A number of threads up to 1024; 0 for `auto`; `None` for `off`, and for an empty value, because
@@ -227,25 +224,16 @@ pub fn is_on(text: &[u8]) -> bool {
     !matches!(text, b"" | b"0")
 }
 
-fn mechanism(
-    text: &[u8],
-    word: &[u8],
-    default: usize,
-    why: &'static str,
-) -> Result<FromSize, Wrong> {
-    if text == b"off" {
-        return Ok(None);
-    }
+/// `None`: neither of them, or a size out of range.
+fn mechanism(text: &[u8], word: &[u8], default: usize, least: usize) -> Option<FromSize> {
     let digits = match text.strip_prefix(word) {
-        Some(b"") => return Ok(Some(default)),
+        Some(b"") => return Some(Some(default)),
         Some([b':', digits @ ..]) => digits,
+        None if text == b"off" => return Some(None),
         None if text.first().is_some_and(u8::is_ascii_digit) => text,
-        _ => return Err(Wrong(why)),
+        _ => return None,
     };
-    match size(digits) {
-        Some(bytes) if bytes > 0 => Ok(Some(bytes)),
-        _ => Err(Wrong(NO_SIZE)),
-    }
+    size(digits).filter(|bytes| (least..=MOST).contains(bytes)).map(Some)
 }
 
 #[cfg(test)]
@@ -272,8 +260,10 @@ mod tests {
             b"4K",
             b"0",
             b"1Q",
+            b"8193T",
         ] {
-            assert!(pool(wrong, LARGE_DEFAULT).is_err(), "{wrong:?}");
+            let why = pool(wrong, LARGE_DEFAULT).unwrap_err().why();
+            assert!(why.contains("from 64K to 8192T: bytes, or a number with K"), "{wrong:?}");
         }
     }
 

@@ -1,9 +1,18 @@
 //! Sizes in bytes, in the form in which people write them.
 
-/// The error for a text that is no size.
-pub const NO_SIZE: &str =
-    "expected a size: bytes, or a number with K, M, G or T (powers of 1024), or with \
-                           KB, MB, GB or TB (powers of 1000), as in 4096, 64M, 1.5G or 500MB";
+/// The largest size of an option, so that calculations with it do not wrap.
+pub const MOST: usize = 1 << 53;
+
+/// [`MOST`], and how a size is written: the end of an error.
+macro_rules! of_size {
+    () => {
+        "to 8192T: bytes, or a number with K, M, G or T (powers of 1024), or with KB, MB, GB or TB (powers of 1000), as in 65536, 64M, 1.5G or 500MB"
+    };
+}
+pub(crate) use of_size;
+
+/// The end of an error about a size: `expected a size from 4K`, and this.
+pub const SIZE: &str = of_size!();
 
 /// A size in bytes: `4096`, `64K`, `64Ki`, `64KiB`, `1.5G`, `500MB`.
 ///

@@ -3,6 +3,7 @@
 use super::outcome::Way;
 use super::schedule::Schedule;
 use super::store::Kind;
+use crate::number::within;
 use crate::size;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,7 +42,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/usr")]
     pub dir: PathBuf,
     /// Seconds for each of the caches.
-    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    #[arg(long, value_name = "N", default_value_t = 10.0,
+          value_parser = within("a number of seconds", 1.0..=3600.0, "10"))]
     pub seconds: f64,
     /// Memory for worker and neighbour together.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
@@ -55,21 +57,23 @@ pub struct Args {
     /// Processes that serve requests. From 2 on the demo compares a small cache in each, tenure's cache in each, and
     /// one cache that they share.
     #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=48))]
+          value_parser = within("a number of processes", 1..=48u32, "4"))]
     pub workers: u32,
     /// Threads that serve requests, in each worker.
     #[arg(long, value_name = "N", default_value_t = 2,
-          value_parser = clap::value_parser!(u32).range(1..=256))]
+          value_parser = within("a number of threads", 1..=256u32, "2"))]
     pub threads: u32,
     /// How uneven the requests are: the exponent of Zipf's law.
-    #[arg(long, value_name = "S", default_value_t = 0.9)]
+    #[arg(long, value_name = "S", default_value_t = 0.9,
+          value_parser = within("an exponent", 0.0..=3.0, "0.9"))]
     pub zipf: f64,
     /// zstd's level. A value takes longer to make at a higher level.
     #[arg(long, value_name = "N", default_value_t = 6,
-          value_parser = clap::value_parser!(i32).range(1..=19))]
+          value_parser = within("a level", 1..=19i32, "6"))]
     pub level: i32,
     /// Seed of the random choice of pieces and requests.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = within("a whole number", 0u64.., "1"))]
     pub seed: u64,
     /// The file for the picture.
     #[arg(long, value_name = "FILE", default_value = "tenure-demo.svg")]
@@ -103,25 +107,35 @@ impl Args {
             neighbour_max: self.neighbour_max.unwrap_or(self.limit / 3 * 2),
             working_set: self.limit / 2 * 3,
         };
-        if !(self.seconds.is_finite() && (1.0..=3600.0).contains(&self.seconds)) {
-            return Err("--seconds must be between 1 and 3600".into());
-        }
-        if !(self.zipf.is_finite() && (0.0..=3.0).contains(&self.zipf)) {
-            return Err("--zipf must be between 0 and 3".into());
-        }
-        if sizes.neighbour_min >= sizes.neighbour_max {
-            return Err("--neighbour-min must be less than --neighbour-max".into());
-        }
         if sizes.worst_hour(self.workers) / u64::from(self.workers) < SMALLEST_CACHE {
             return Err(format!(
-                "with a --limit of {} and a neighbour of up to {} nothing is left for a cache; \
-                 the worker alone takes about {}",
+                "a --limit of {} leaves nothing for a cache beside a neighbour of up to {}: give \
+                 --limit {}M or more, or a smaller --neighbour-max",
                 size::show(sizes.limit),
                 size::show(sizes.neighbour_max),
-                size::show(sizes.overhead(self.workers))
+                self.least_limit() >> 20
+            ));
+        }
+        if sizes.neighbour_min >= sizes.neighbour_max {
+            return Err(format!(
+                "--neighbour-min is {}, and must be less than --neighbour-max, which is {}",
+                size::show(sizes.neighbour_min),
+                size::show(sizes.neighbour_max)
             ));
         }
         Ok(sizes)
+    }
+
+    /// The smallest whole number of MiB that leaves each worker a cache.
+    fn least_limit(&self) -> u64 {
+        let none = Sizes { limit: 0, neighbour_min: 0, neighbour_max: 0, working_set: 0 };
+        let fixed = none.overhead(self.workers) + u64::from(self.workers) * SMALLEST_CACHE;
+        let bytes = match self.neighbour_max {
+            Some(most) => (fixed + most) * 20 / 19,
+            // Two thirds are the neighbour's, and a twentieth is lost.
+            None => fixed * 60 / 17,
+        };
+        (bytes / MIB + 2) * MIB
     }
 
     /// The neighbour's need over time.
@@ -130,7 +144,8 @@ impl Args {
     }
 }
 
-const SMALLEST_CACHE: u64 = 4 << 20;
+const MIB: u64 = 1 << 20;
+const SMALLEST_CACHE: u64 = 4 * MIB;
 /// The memory of each further worker beside its cache.
 const MORE_WORKERS: u64 = 6 << 20;
 
@@ -217,6 +232,17 @@ mod tests {
             assert!(worst + sizes.neighbour_max < sizes.limit, "{sizes:?}");
             assert!(best + sizes.neighbour_max > sizes.limit, "{sizes:?}");
             assert!(sizes.working_set > best, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn the_smallest_limit_that_an_error_names_is_enough() {
+        for more in [&[][..], &["--workers", "8"], &["--neighbour-max", "300M"]] {
+            let error = sizes(&[&["--limit", "1"], more].concat()).unwrap_err();
+            let least = error.rsplit("--limit ").next().unwrap().split(' ').next().unwrap();
+            sizes(&[&["--limit", least], more].concat()).unwrap();
+            let less = least.trim_end_matches('M').parse::<u32>().unwrap() - 4;
+            sizes(&[&["--limit", &format!("{less}M")], more].concat()).unwrap_err();
         }
     }
 

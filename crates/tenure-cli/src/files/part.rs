@@ -23,11 +23,12 @@ impl Part {
 /// Reads `1M..2M`, `1M..` or `..2M`.
 pub fn parse(text: &str) -> Result<Part, String> {
     let (start, end) =
-        text.split_once("..").ok_or("write A..B, A.. or ..B, with sizes as 4096 or 64M")?;
-    let start = if start.trim().is_empty() { 0 } else { size::parse(start)? };
-    let end = if end.trim().is_empty() { None } else { Some(size::parse(end)?) };
+        text.split_once("..").ok_or("expected A..B, A.. or ..B, with sizes such as 4096 or 64M")?;
+    let size = |text: &str| size::parse(text).map_err(|why| format!("\"{text}\": {why}"));
+    let start = if start.trim().is_empty() { 0 } else { size(start)? };
+    let end = if end.trim().is_empty() { None } else { Some(size(end)?) };
     if end.is_some_and(|end| end <= start) {
-        return Err("it ends before it begins".into());
+        return Err("it ends where it begins, or before; expected A..B with B above A".into());
     }
     Ok(Part { start, end })
 }

@@ -1,5 +1,6 @@
 //! The options of `tenure inspect`.
 
+use crate::number::within;
 use crate::process::names::number;
 use clap::ValueEnum;
 
@@ -44,7 +45,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "map")]
     pub tree: bool,
     /// List the first N mappings only; 0 lists all.
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N",
+          value_parser = within("a number of mappings", 0usize.., "5"))]
     pub top: Option<usize>,
     /// The order of the list.
     #[arg(long, value_enum, default_value_t = Sort::Resident)]

@@ -13,6 +13,7 @@ mod watch;
 use crate::failure::Found as Failed;
 use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
+use crate::number::within;
 use crate::size;
 use budget::Budget;
 use lock_set::{LockSet, Reason};
@@ -81,7 +82,7 @@ pub struct Args {
     #[arg(long)]
     partial: bool,
     /// Threads that read [default: as many as are useful].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = within("a number of threads", 1..=1024u32, "4"))]
     threads: Option<u32>,
     /// Begin even if the files do not fit into memory.
     #[arg(long)]

@@ -8,6 +8,7 @@ use crate::failure::Found;
 use crate::files::{self, progress::Display, FileAt, Selection};
 use crate::interrupt::Interrupt;
 use crate::name::shown;
+use crate::number::{seconds, within};
 use crate::{room, size};
 use outcome::{Ending, Outcome, Summary};
 use std::io::{self, Write};
@@ -51,10 +52,10 @@ pub struct Args {
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Threads that read [default: as many as are useful].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = within("a number of threads", 1..=1024u32, "4"))]
     threads: Option<u32>,
     /// Stop after this many seconds. The pages that are read by then stay.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds(0.0.., "20 or 0.5"))]
     deadline: Option<Duration>,
     /// Begin even if the files do not fit into memory.
     #[arg(long)]
@@ -68,11 +69,6 @@ pub struct Args {
     /// Print errors only: no progress and no summary.
     #[arg(short, long)]
     quiet: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
-    Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
 /// Runs the command.

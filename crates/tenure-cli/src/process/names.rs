@@ -31,11 +31,8 @@ fn remedy_of(is_root: bool, may_trace: bool) -> &'static str {
 
 /// Parses the number of a process.
 pub fn number(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(0) => Err("0 is no process".into()),
-        Ok(number) => Ok(number),
-        Err(_) => Err("a process has a number, which pidof prints for a name".into()),
-    }
+    let expected = "expected the number of a process, 1 or more, which pidof prints for a name";
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| expected.into())
 }
 
 /// The remedy if a process of the reader's own was refused.

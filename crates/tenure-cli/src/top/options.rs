@@ -1,6 +1,7 @@
 //! The options of `tenure top`.
 
 use super::columns::Column;
+use crate::number::{seconds, within};
 use crate::process::names::number;
 use std::time::Duration;
 
@@ -27,10 +28,10 @@ pub struct Args {
     #[arg(long, short)]
     pub batch: bool,
     /// End after N updates.
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", value_parser = within("a number of updates", 1u64.., "10"))]
     pub iterations: Option<u64>,
     /// Seconds between updates.
-    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = seconds(0.05..=86400.0, "0.5"))]
     pub delay: Duration,
     /// Show these processes only, separated by commas or spaces.
     #[arg(long, short, value_name = "PID", num_args = 1.., value_delimiter = ',', value_parser = number)]
@@ -41,13 +42,4 @@ pub struct Args {
     /// The column to sort by.
     #[arg(long, short, value_enum, default_value_t = Column::Resident)]
     pub sort: Column,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
-    if (0.05..=86400.0).contains(&seconds) {
-        Ok(Duration::from_secs_f64(seconds))
-    } else {
-        Err("it must be from 0.05 to 86400 seconds".into())
-    }
 }

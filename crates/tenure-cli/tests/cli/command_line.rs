@@ -47,12 +47,62 @@ fn wrong_usage_is_2_and_names_the_mistake() {
         (&["demo", "--limit", "8M"], "--limit"),
         (&["doctor", "--colour"], "--colour"),
         (&["lock", "--threads", "-1", "/"], "'-1' for '--threads"),
-        (&["demo", "--workers", "-1"], "-1 is not in 1..=48"),
-        (&["demo", "--seconds", "0"], "Usage: tenure demo "),
+        (&["demo", "--workers", "-1"], "expected a number of processes from 1 to 48, as in 4"),
+        (&["demo", "--neighbour-min", "1T"], "Usage: tenure demo "),
     ] {
         let done = output(arguments);
         assert_eq!(done.status.code(), Some(2), "{arguments:?}");
         assert!(text(&done.stderr).contains(word), "{arguments:?}: {}", text(&done.stderr));
+    }
+}
+
+/// An option of a number names itself, the value, the range, the unit and an example.
+#[test]
+fn a_wrong_number_is_2_and_names_option_value_and_range() {
+    const THREADS: &str = "a number of threads from 1 to 1024, as in 4";
+    const SIZE: &str = "8192T: bytes, or a number with K, M, G or T (powers of 1024), or with KB";
+    for (command, option, expected) in [
+        (&["run"][..], "--large", "pool or off, with a size from 64K to 8192T: bytes, or a"),
+        (&["run"], "--mmap", "pool or off, with a size from 64K to 8192T: bytes, or a number"),
+        (&["run"], "--unmap", "retire or off, with a size from 1 to 8192T: bytes, or a number"),
+        (&["run"], "--populate", "a number of threads from 1 to 1024, auto or off"),
+        (&["demo"], "--limit", SIZE),
+        (&["demo"], "--neighbour-min", SIZE),
+        (&["demo"], "--neighbour-max", SIZE),
+        (&["demo"], "--seconds", "a number of seconds from 1 to 3600, as in 10"),
+        (&["demo"], "--zipf", "an exponent from 0 to 3, as in 0.9"),
+        (&["demo"], "--seed", "a whole number, 0 or more, as in 1"),
+        (&["demo"], "--level", "a level from 1 to 19, as in 6"),
+        (&["demo"], "--workers", "a number of processes from 1 to 48, as in 4"),
+        (&["demo"], "--threads", "a number of threads from 1 to 256, as in 2"),
+        (&["lock"], "--max-file-size", SIZE),
+        (&["lock"], "--threads", THREADS),
+        (&["populate"], "--range", "A..B, A.. or ..B, with sizes such as 4096 or 64M"),
+        (&["populate"], "--threads", THREADS),
+        (&["populate"], "--deadline", "a number of seconds, 0 or more, as in 20 or 0.5"),
+        (&["top"], "--delay", "a number of seconds from 0.05 to 86400, as in 0.5"),
+        (&["top"], "--iterations", "a number of updates, 1 or more, as in 10"),
+        (&["top"], "--pid", "the number of a process, 1 or more"),
+        (&["inspect"], "--top", "a number of mappings, 0 or more, as in 5"),
+        (&["inspect"], "", "the number of a process, 1 or more"),
+        (&["metrics"], "", "the number of a process, 1 or more"),
+        (&["explain", "lock"], "", SIZE),
+        (&["explain", "populate"], "", SIZE),
+    ] {
+        for value in ["-1", "-1.5G", "", "1Q", "99999999999T"] {
+            let given = match (option, command[0]) {
+                ("", _) => vec![value.to_owned()],
+                (_, "run") => vec![format!("{option}={value}")],
+                _ => vec![option.to_owned(), value.to_owned()],
+            };
+            // A program, or a file.
+            let more = matches!(command[0], "run" | "lock" | "populate").then_some("1");
+            let done = tenure(command).args(&given).args(more).output().unwrap();
+            assert_eq!(done.status.code(), Some(2), "{command:?} {given:?}");
+            let errors = text(&done.stderr);
+            assert!(errors.contains(&format!("invalid value '{value}' for '{option}")), "{errors}");
+            assert!(errors.contains(expected), "{given:?}: {errors}");
+        }
     }
 }
 
