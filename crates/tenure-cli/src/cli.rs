@@ -1,7 +1,6 @@
 //! The command line's grammar.
 
 use crate::failure::WrongUsage;
-use crate::given::is_given;
 use crate::{
     bench, completions, demo, doctor, explain, inspect, lock, man, metrics, number, populate, run,
     top,
@@ -105,8 +104,8 @@ fn name_the_variable(mut error: clap::Error, grammar: &clap::Command) -> clap::E
     let mut args = grammar.get_subcommands().flat_map(clap::Command::get_arguments);
     let arg = args.find(|arg| arg.get_env().is_some() && arg.get_long() == option.get(2..));
     let variable = arg.and_then(clap::Arg::get_env).and_then(OsStr::to_str);
-    if let (Some(variable), false) = (variable, is_given(option)) {
-        let variable = format!("{variable} in the environment");
+    let source = variable.map(|variable| run::source(option, variable));
+    if let Some(variable) = source.filter(|source| source != option) {
         error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
     }
     error

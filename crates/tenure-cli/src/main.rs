@@ -10,7 +10,6 @@ mod doctor;
 mod explain;
 mod failure;
 mod files;
-mod given;
 mod inspect;
 mod interrupt;
 mod lock;

@@ -168,30 +168,45 @@ pub enum ReportSignal {
     RealTime(u8),
 }
 
+/// glibc's SIGRTMIN. It keeps the two numbers below for itself.
+const RTMIN: usize = 34;
+
 /// `HUP`, `USR1`, `USR2`, `WINCH`, `RTMIN`, `RTMIN+N` with N up to 15, each also with `SIG` before
-/// it, in any case; `None` for `off`.
+/// it, in any case, or as the signal's number; `None` for `off`.
 ///
 /// # Errors
 /// Anything else.
 pub fn report_signal(text: &[u8]) -> Result<Option<ReportSignal>, Wrong> {
-    let wrong = Wrong("expected HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N with N up to 15, or off");
+    macro_rules! expected {
+        () => {
+            "expected HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N with N up to 15, the number of one of them, or off"
+        };
+    }
+    let wrong = Wrong(expected!());
     let begins = |text: &[u8], with: &[u8]| {
         text.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with))
     };
     let name = if begins(text, b"SIG") { &text[3..] } else { text };
-    let is = |signal: &[u8]| name.eq_ignore_ascii_case(signal);
+    let given = number(text);
+    // The numbers are those of x86-64 and of aarch64.
+    let is = |signal: &[u8], number| name.eq_ignore_ascii_case(signal) || given == Some(number);
     Ok(Some(match name {
         b"off" if text == name => return Ok(None),
-        _ if is(b"HUP") => ReportSignal::Hup,
-        _ if is(b"USR1") => ReportSignal::Usr1,
-        _ if is(b"USR2") => ReportSignal::Usr2,
-        _ if is(b"WINCH") => ReportSignal::Winch,
-        _ if is(b"RTMIN") => ReportSignal::RealTime(0),
-        _ if begins(name, b"RTMIN+") => match number(&name[6..]) {
-            Some(above @ 0..=15) => ReportSignal::RealTime(above as u8),
-            _ => return Err(wrong),
-        },
-        _ => return Err(wrong),
+        _ if is(b"KILL", 9) || is(b"STOP", 19) => {
+            return Err(Wrong(concat!("no program can catch KILL and STOP; ", expected!())))
+        }
+        _ if is(b"HUP", 1) => ReportSignal::Hup,
+        _ if is(b"USR1", 10) => ReportSignal::Usr1,
+        _ if is(b"USR2", 12) => ReportSignal::Usr2,
+        _ if is(b"WINCH", 28) => ReportSignal::Winch,
+        _ if is(b"RTMIN", RTMIN) => ReportSignal::RealTime(0),
+        _ => {
+            let above = match begins(name, b"RTMIN+") {
+                true => number(&name[6..]),
+                false => given.and_then(|given| given.checked_sub(RTMIN)),
+            };
+            ReportSignal::RealTime(above.filter(|above| *above < 16).ok_or(wrong)? as u8)
+        }
     }))
 }
 
@@ -282,8 +297,25 @@ mod tests {
         assert_eq!(report_signal(b"sigrtmin+3"), Ok(Some(ReportSignal::RealTime(3))));
         assert_eq!(report_signal(b"RTMIN+15"), Ok(Some(ReportSignal::RealTime(15))));
         assert_eq!(report_signal(b"off"), Ok(None));
-        for wrong in [&b""[..], b"KILL", b"9", b"RTMIN+16", b"RTMIN+", b"SIGoff", b"SI"] {
-            assert!(report_signal(wrong).is_err(), "{wrong:?}");
+        for wrong in
+            [&b""[..], b"TERM", b"15", b"33", b"50", b"RTMIN+16", b"RTMIN+", b"SIGoff", b"SI"]
+        {
+            let why = report_signal(wrong).unwrap_err().why();
+            assert!(why.starts_with("expected HUP, USR1"), "{wrong:?}: {why}");
+        }
+        for (number, signal) in [
+            (&b"1"[..], ReportSignal::Hup),
+            (b"10", ReportSignal::Usr1),
+            (b"12", ReportSignal::Usr2),
+            (b"28", ReportSignal::Winch),
+            (b"34", ReportSignal::RealTime(0)),
+            (b"49", ReportSignal::RealTime(15)),
+        ] {
+            assert_eq!(report_signal(number), Ok(Some(signal)));
+        }
+        for uncaught in [&b"KILL"[..], b"sigstop", b"9", b"19"] {
+            let why = report_signal(uncaught).unwrap_err().why();
+            assert!(why.starts_with("no program can catch KILL and STOP; expected HUP"), "{why}");
         }
     }
 

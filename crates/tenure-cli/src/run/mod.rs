@@ -6,7 +6,6 @@ mod pipe;
 mod program;
 
 use crate::failure::CannotRun;
-use crate::given::is_given;
 use crate::name::shown;
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
@@ -98,7 +97,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
     /// Print a report at each signal, to the place of --report, and at exit only with --report. A handler of the
-    /// program's own replaces it. HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N.
+    /// program's own replaces it. HUP, USR1, USR2, WINCH, RTMIN or RTMIN+N, or its number.
     #[arg(long, env = variable::REPORT_SIGNAL, value_name = "SIGNAL", require_equals = true,
           value_parser = report_signal)]
     report_signal: Option<String>,
@@ -196,6 +195,19 @@ fn in_front(library: &std::path::Path) -> Result<OsString, CannotRun> {
     Ok(list)
 }
 
+/// Returns where the option's value comes from: the option itself, or else its variable.
+pub fn source(option: &str, variable: &str) -> String {
+    // The first word without a hyphen is the program, and `--` comes before it.
+    let is_option = |word: &OsString| word.as_bytes().starts_with(b"-") && word != "--";
+    let name = |word: OsString| {
+        word.as_bytes().split(|byte| *byte == b'=').next() == Some(option.as_bytes())
+    };
+    match std::env::args_os().skip(2).take_while(is_option).any(name) {
+        true => option.to_owned(),
+        false => format!("{variable} in the environment"),
+    }
+}
+
 /// The environment variables with the library's settings.
 fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     let mechanisms = [
@@ -207,12 +219,18 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
     ];
     let on = |value: &Option<String>| value.as_deref().is_some_and(|value| value != "off");
     if on(&args.lock) && (on(&args.large) || on(&args.mmap)) {
-        return Err(CannotRun::refused(
-            "--lock keeps all memory, and the pool gives memory back: choose one",
-        ));
+        let pool = match on(&args.large) {
+            true => source("--large", variable::LARGE),
+            false => source("--mmap", variable::MMAP),
+        };
+        let lock = source("--lock", variable::LOCK);
+        return Err(CannotRun::refused(format!(
+            "{lock} keeps all memory, and the pool of {pool} gives memory back: choose one; \
+             --large=off, --mmap=off and --lock=off switch the other off"
+        )));
     }
     // In the environment it may wait for a run with --mmap.
-    if is_given("--unmapped") && args.mmap.is_none() {
+    if source("--unmapped", variable::UNMAPPED) == "--unmapped" && args.mmap.is_none() {
         return Err(CannotRun::refused(
             "--unmapped says what happens to memory of --mmap: give --mmap, too",
         ));

@@ -71,6 +71,37 @@ fn each_flag_is_a_variable() {
     }
     let alone = output(&["--unmapped=open", "--", "true"]);
     assert!(alone.status.code() == Some(125) && text(&alone.stderr).contains("--mmap"));
+    let off = output(&["--unmapped=open", "--mmap=off", "--", "true"]);
+    assert!(off.status.code() == Some(125) && text(&off.stderr).contains("--mmap"));
+    // Contradictions, too, name the variable if the option comes from it.
+    for (arguments, variables, named) in [
+        (&["--", "true"][..], &[("TENURE_UNMAPPED", "open")][..], "TENURE_UNMAPPED in the env"),
+        (
+            &["--lock=all"],
+            &[("TENURE_MMAP", "pool")],
+            "--lock keeps all memory, and the pool of TENURE_MMAP in",
+        ),
+        (&["--large"], &[("TENURE_LOCK", "all")], "TENURE_LOCK in the environment keeps"),
+        // The option of this name is the program's.
+        (
+            &["echo", "--large=5"],
+            &[("TENURE_LARGE", "banana")],
+            "'TENURE_LARGE in the environment'",
+        ),
+        (&["--", "echo", "--large"], &[("TENURE_LARGE", "1")], "'TENURE_LARGE in the environment'"),
+    ] {
+        let mut command = tenure(arguments);
+        let done = command.arg("true").envs(variables.iter().copied()).output().unwrap();
+        assert!(
+            !done.status.success() && text(&done.stderr).contains(named),
+            "{}",
+            text(&done.stderr)
+        );
+    }
+    // --mmap=off in a run within a run says nothing about the variables of the outer one.
+    let mut inner = tenure(&["-q", "--mmap=off", "--", "true"]);
+    inner.envs([("TENURE_MMAP", "pool"), ("TENURE_UNMAPPED", "open")]);
+    assert!(inner.status().unwrap().success());
     for wrong in [
         "--large=tool",
         "--mmap=pool:1",
@@ -395,7 +426,16 @@ fn a_signal_brings_a_report_and_the_program_goes_on() {
     let trapped = format!("trap 'echo mine' USR2; {script}");
     let done = output(&["-q", "--report-signal=USR2", "--", "sh", "-c", &trapped]);
     assert_eq!(parts(&done), (Some(0), "mine\nmine\non\n".into(), String::new()));
-    assert_eq!(output(&["--report-signal=KILL", "--", "true"]).status.code(), Some(2));
+    for signal in ["usr2", "SIGUSR2", "12"] {
+        let option = format!("--report-signal={signal}");
+        let done = output(&["-q", "--large", &option, "--", "sh", "-c", "kill -USR2 $$; echo on"]);
+        let (code, out, errors) = parts(&done);
+        assert_eq!((code, out.as_str()), (Some(0), "on\n"), "{errors}");
+        assert!(errors.contains(", while it runs\n"), "{errors}");
+    }
+    let (code, _, errors) = parts(&output(&["--report-signal=KILL", "--", "true"]));
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("can catch KILL and STOP; expected HUP, USR1"), "{errors}");
 }
 
 #[test]
