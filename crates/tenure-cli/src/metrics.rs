@@ -4,7 +4,7 @@ use crate::failure::Found;
 use crate::name::plain;
 use crate::process::family::{self, Stat};
 use crate::process::figures::Figures;
-use crate::process::names::{number, remedy, why};
+use crate::process::names::{living, number, remedy};
 use crate::process::smaps::{self, Amounts};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
@@ -191,13 +191,7 @@ fn each(pids: &[u32], metrics: &mut Metrics) -> bool {
 }
 
 fn read(pid: u32) -> Result<(String, Figures), String> {
-    let stat = Stat::read(pid).map_err(|error| why(pid, "the state", &error))?;
-    let name = plain(&stat.name);
-    if stat.is_zombie {
-        return Err(format!(
-            "process {pid} ({name}) has ended, and its parent has not waited for it (a zombie)"
-        ));
-    }
+    let name = plain(&living(pid)?.name);
     let figures = Figures::read(pid).map_err(|missing| {
         missing.why(pid).unwrap_or_else(|| {
             format!("process {pid} ({name}) does not use tenure, or has not used it yet")

@@ -3,7 +3,7 @@
 use super::options::{Args, Sort};
 use crate::process::family::Stat;
 use crate::process::figures::{Figures, Missing};
-use crate::process::names::why;
+use crate::process::names::{living, why};
 use crate::process::smaps::{self, Amounts, Entry};
 use std::io;
 
@@ -13,8 +13,6 @@ pub struct Process {
     pub pids: Vec<u32>,
     /// The name of the first.
     pub name: String,
-    /// One of them has ended, and its parent has not waited for it.
-    pub is_zombie: bool,
     /// The number of mappings.
     pub mappings: usize,
     /// The sum over all mappings.
@@ -34,7 +32,6 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
     let mut process = Process {
         pids: Vec::new(),
         name: String::new(),
-        is_zombie: false,
         mappings: 0,
         sum: Amounts::default(),
         entries: Vec::new(),
@@ -47,7 +44,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
             // If processes of a tree have ended meanwhile, that is no failure.
             match number {
                 0 => anyhow::bail!(error),
-                _ if !std::path::Path::new(&format!("/proc/{pid}")).exists() => {}
+                _ if Stat::read(*pid).map_or(true, |stat| stat.is_zombie) => {}
                 _ => process.notes.push(error),
             }
         }
@@ -74,7 +71,7 @@ fn why_no_pool(process: &Process) -> Option<String> {
 }
 
 fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), String> {
-    let stat = Stat::read(pid).map_err(|error| why(pid, "the state", &error))?;
+    let stat = living(pid)?;
     let wanted = |entry: &Entry| {
         let amounts = &entry.amounts;
         args.all || args.json || amounts.resident + amounts.swapped > 0
@@ -92,7 +89,6 @@ fn look_at_one(pid: u32, args: &Args, process: &mut Process) -> Result<(), Strin
         // The kernel allows opening the list, and shows nothing in it.
         return Err(why(pid, "the mappings", &io::ErrorKind::PermissionDenied.into()));
     }
-    process.is_zombie |= stat.is_zombie;
     process.pids.push(pid);
     process.mappings += mappings;
     process.sum += sum;

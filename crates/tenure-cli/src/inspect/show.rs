@@ -48,11 +48,10 @@ pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<
         n => writeln!(out, "process {first} ({name}) and {} descendants", n - 1)?,
     }
     if process.mappings == 0 {
-        let why = match process.is_zombie {
-            true => "it has ended, and its parent has not waited for it (a zombie)",
-            false => "a thread of the kernel, or a process that ends",
-        };
-        return writeln!(out, "no memory of its own: {why}");
+        return writeln!(
+            out,
+            "no memory of its own: a thread of the kernel, or a process that ends"
+        );
     }
     writeln!(out, "{} mappings", count(process.mappings as u64))?;
     for (title, value) in COLUMNS {

@@ -8,7 +8,7 @@ use std::io;
 pub struct Stat {
     /// The program's name, at most 15 bytes.
     pub name: String,
-    /// It has ended, and its parent has not waited for it.
+    /// Its main thread has ended; if that was its last one, its parent has not waited for it.
     pub is_zombie: bool,
     /// The number of the parent.
     pub parent: u32,

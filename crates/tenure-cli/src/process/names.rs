@@ -1,6 +1,8 @@
 //! Names a process, and explains why one cannot be read.
 
+use super::family::Stat;
 use super::figures::Missing;
+use crate::name::plain;
 use std::io;
 
 /// The capability that lets its owner read every process of its user namespace.
@@ -43,6 +45,30 @@ pub const REMEDY_YAMA: &str =
 pub fn yama_refuses() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
     scope.is_ok_and(|scope| scope.trim() != "0")
+}
+
+/// Reads the state of a process that has memory to look at.
+///
+/// # Errors
+/// The reason why it has none, and the remedy.
+pub fn living(pid: u32) -> Result<Stat, String> {
+    let stat = Stat::read(pid).map_err(|error| why(pid, "the state", &error))?;
+    if !stat.is_zombie {
+        return Ok(stat);
+    }
+    let name = plain(&stat.name);
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let mut threads = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
+    Err(match threads.find(|thread: &u32| *thread != pid) {
+        Some(thread) => format!(
+            "the main thread of process {pid} ({name}) has ended, and other threads run: give the \
+             number of one of them, such as {thread}"
+        ),
+        None => format!(
+            "process {pid} ({name}) has ended, and its parent has not waited for it (a zombie): end \
+             the parent, or let it wait"
+        ),
+    })
 }
 
 /// The reason why the process cannot be read, and the remedy.

@@ -10,8 +10,7 @@ pub use options::Args;
 
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
-use crate::process::family::Stat;
-use crate::process::names::why;
+use crate::process::names::living;
 use columns::Column;
 use sample::{Sampler, Snapshot};
 use std::io::{self, IsTerminal, Write};
@@ -19,7 +18,7 @@ use std::io::{self, IsTerminal, Write};
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for pid in &args.pid {
-        Stat::read(*pid).map_err(|error| anyhow::anyhow!(why(*pid, "the state", &error)))?;
+        living(*pid).map_err(anyhow::Error::msg)?;
     }
     let sampler = Sampler::new(&args.pid, args.all);
     if args.batch {
@@ -27,6 +26,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let why = "standard input or output is no terminal; use --batch (-b) for plain text";
+        return Err(WrongUsage(why.into()).into());
+    }
+    if std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb") {
+        let why = "this terminal shows text only (TERM is dumb, or not set); use --batch (-b) for plain text, or set \
+                   TERM to the terminal's kind";
         return Err(WrongUsage(why.into()).into());
     }
     screen::run(args, sampler)

@@ -95,6 +95,13 @@ pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
         if interrupt.is_set() || top.left == Some(0) {
             return Ok(());
         }
+        let size = screen.0.size()?;
+        if size.width == 0 || size.height == 0 {
+            // A container gives a new terminal its size a moment later.
+            anyhow::bail!(
+                "the terminal has no size: set it (stty rows 24 cols 80), or use --batch"
+            );
+        }
         top.look()?;
     }
 }
@@ -243,15 +250,21 @@ impl Top {
 
     fn draw(&mut self, frame: &mut Frame<'_>) {
         let area = frame.area();
-        let [above, table, below] =
-            Layout::vertical([Constraint::Length(7), Constraint::Min(1), Constraint::Length(1)])
-                .areas(area);
+        // A low terminal shows some processes, and less above them.
+        let summary = area.height.saturating_sub(6).min(7);
+        let [above, table, below] = Layout::vertical([
+            Constraint::Length(summary),
+            Constraint::Min(1),
+            Constraint::Length(1),
+        ])
+        .areas(area);
         self.draw_summary(frame, above);
         match &self.ranges {
             Some(ranges) => ranges.draw(frame, table),
             None => self.draw_table(frame, table),
         }
-        let keys = " h help  Enter ranges  < > sort  I invert  a all  q quit";
+        // The first two also fit on a narrow one.
+        let keys = " q quit  h help  Enter ranges  < > sort  I invert  a all";
         frame.render_widget(Paragraph::new(keys).style(REVERSED), below);
         if self.help {
             draw_help(frame, area);
@@ -410,6 +423,8 @@ fn heading(sorted: Order, ranges: usize, pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ratatui::backend::TestBackend;
+    use ratatui::Terminal;
 
     #[test]
     fn eighty_columns_have_the_number_of_the_process_in_whole() {
@@ -418,8 +433,8 @@ mod tests {
         assert!(widest.chars().count() <= 80, "{widest}");
     }
 
-    #[test]
-    fn the_first_screen_has_the_cgroup() {
+    /// The screen of this process alone.
+    fn of_this_process() -> Top {
         let own = std::process::id();
         let args = Args {
             batch: false,
@@ -429,7 +444,24 @@ mod tests {
             all: false,
             sort: Column::Resident,
         };
-        let top = Top::new(&args, Sampler::new(&args.pid, false)).unwrap();
-        assert_eq!(top.group.map(|group| group.name), Group::of(own).map(|group| group.name));
+        Top::new(&args, Sampler::new(&args.pid, false)).unwrap()
+    }
+
+    #[test]
+    fn the_first_screen_has_the_cgroup() {
+        let group = Group::of(std::process::id());
+        assert_eq!(of_this_process().group.map(|group| group.name), group.map(|group| group.name));
+    }
+
+    #[test]
+    fn a_small_terminal_shows_a_process_and_how_to_quit() {
+        let own = std::process::id().to_string();
+        for (width, height) in [(80, 24), (40, 24), (40, 8), (20, 4), (10, 3), (1, 1)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+            terminal.draw(|frame| of_this_process().draw(frame)).unwrap();
+            let shown = terminal.backend().to_string();
+            assert!(shown.contains(&own) || width == 1, "{shown}");
+            assert!(shown.contains(" q quit") || width == 1, "{shown}");
+        }
     }
 }

@@ -272,10 +272,16 @@ fn a_zombie_is_called_one() {
     let pid = ended.id().to_string();
     let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     kit::until("it has ended", || state().contains(") Z "));
-    let (code, out, _) = parts(&inspect(&[&pid]));
-    assert!(code == Some(0) && out.contains("has not waited for it (a zombie)"), "{out}");
-    let (code, _, errors) = parts(&metrics(&[&pid]));
-    assert!(code == Some(1) && errors.contains("has not waited for it (a zombie)"), "{errors}");
+    for command in [&["inspect"][..], &["inspect", "--tree"], &["metrics"], &["top", "-b", "--pid"]]
+    {
+        let done = kit::tenure().args(command).arg(&pid).output().unwrap();
+        let (code, out, errors) = parts(&done);
+        assert_eq!(code, Some(1), "{command:?}: {out}");
+        assert!(errors.contains("(true) has ended, and its parent has not waited"), "{errors}");
+    }
+    // It is a child of this process, which can be read.
+    let (code, _, errors) = parts(&inspect(&[&own(), "--tree"]));
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
     ended.wait().unwrap();
 }
 

@@ -67,6 +67,28 @@ fn without_a_terminal_it_says_what_to_do() {
     }
 }
 
+#[test]
+fn a_terminal_that_cannot_draw_is_refused() {
+    let own = env!("CARGO_BIN_EXE_tenure");
+    for term in ["export TERM=dumb", "unset TERM"] {
+        let mut command = Command::new("script");
+        command.args(["-qec", &format!("{term}; {own} top"), "/dev/null"]).stdin(Stdio::null());
+        let Ok(done) = command.output() else { skip!("there is no script(1)") };
+        let shown = text(&done.stdout);
+        assert!(shown.contains("--batch") && !shown.contains('\u{1b}'), "{shown:?}");
+        assert_eq!(done.status.code(), Some(2), "{shown}");
+    }
+    let mut command = Command::new("script");
+    command.args(["-qec", &format!("stty rows 0 cols 0; {own} top -d 0.1"), "/dev/null"]);
+    let mut child =
+        command.env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // Without input the terminal stays.
+    let _input = child.stdin.take();
+    let done = child.wait_with_output().unwrap();
+    assert!(text(&done.stdout).contains("has no size: set it"), "{}", text(&done.stdout));
+    assert_eq!(done.status.code(), Some(1));
+}
+
 /// Runs it on a separate terminal. Returns its output there, and how `script` ended.
 fn on_a_terminal(end: impl FnOnce(&mut dyn Write, u32)) -> Option<(String, Option<i32>)> {
     let own = env!("CARGO_BIN_EXE_tenure");
