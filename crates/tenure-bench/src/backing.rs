@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "maps memory and files")]
 
+use crate::call::failed_at;
 use rustix::fs::{memfd_create, open, openat, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -146,9 +147,8 @@ impl Backing {
             }
             Kind::Tmpfs => unnamed(Path::new("/dev/shm"))
                 .map_err(|error| unsupported(&format!("/dev/shm: {error}")))?,
-            Kind::Disk => unnamed(&self.dir).map_err(|error| {
-                io::Error::new(error.kind(), format!("{}: {error}", self.dir.display()))
-            })?,
+            Kind::Disk => unnamed(&self.dir)
+                .map_err(|error| failed_at(&self.dir, "making a file", error.into()))?,
             Kind::Hugetlbfs => hugetlbfs_file()
                 .map_err(|errno| unsupported(&format!("mounting a hugetlbfs: {errno}")))?,
         };

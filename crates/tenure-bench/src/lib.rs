@@ -13,6 +13,7 @@
 
 mod backing;
 pub mod cache;
+pub mod call;
 pub mod change;
 pub mod harness;
 pub mod hit_ratio;

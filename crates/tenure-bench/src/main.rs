@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
+use tenure_bench::call::failed_at;
 use tenure_bench::{change, load, page};
 
 /// The status that a shell reports for a program that Ctrl-C ended.
@@ -62,6 +63,12 @@ fn main() -> ExitCode {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => INTERRUPTED.into(),
         // A reader that closes the pipe early is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error)
+            if error.raw_os_error().is_some() && error.kind() == io::ErrorKind::StorageFull =>
+        {
+            eprintln!("tenure bench: standard output cannot be written: {error}");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("tenure bench: {error}");
             ExitCode::FAILURE
@@ -144,8 +151,7 @@ fn compare(args: &arguments::Compare) -> io::Result<ExitCode> {
 fn report(args: &arguments::Report) -> io::Result<()> {
     let text = page::of_files(&args.runs)?;
     match &args.html {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        Some(path) => std::fs::write(path, text).map_err(|error| failed_at(path, "open", error)),
         None => io::stdout().lock().write_all(text.as_bytes()),
     }
 }

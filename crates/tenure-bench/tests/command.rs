@@ -158,7 +158,8 @@ fn a_report_is_one_page_of_all_runs() {
     assert_eq!(std::fs::read_to_string(html).unwrap(), page);
     let done = run(&["report", &dir.file("nosuch.json")]);
     assert_eq!(done.status.code(), Some(1));
-    assert!(text(&done.stderr).contains("nosuch.json"), "{}", text(&done.stderr));
+    let why = "nosuch.json: open: No such file or directory (os error 2); check the name";
+    assert!(text(&done.stderr).contains(why), "{}", text(&done.stderr));
 }
 
 #[test]

@@ -66,14 +66,28 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         eprintln!("tenure: {error:#}");
         return ExitCode::from(cannot.code);
     }
-    // A failure to write a file has the file's name around it.
-    let is_full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-    if error.downcast_ref().is_some_and(is_full) && error.chain().count() == 1 {
+    if is_of_output(&error) {
         eprintln!("tenure: standard output cannot be written: {error}");
     } else if !error.is::<Found>() {
         eprintln!("tenure: {error:#}");
     }
     ExitCode::FAILURE
+}
+
+/// Whether writing the output has failed. A failure to write a file has the file's name around it.
+fn is_of_output(error: &anyhow::Error) -> bool {
+    let Some(outermost) = error.chain().next() else { return false };
+    match outermost.downcast_ref::<io::Error>() {
+        Some(io) => matches!(
+            io.raw_os_error().map(io::Error::from_raw_os_error).map(|error| error.kind()),
+            Some(
+                io::ErrorKind::StorageFull
+                    | io::ErrorKind::FileTooLarge
+                    | io::ErrorKind::QuotaExceeded
+            )
+        ),
+        None => outermost.downcast_ref::<serde_json::Error>().is_some_and(serde_json::Error::is_io),
+    }
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

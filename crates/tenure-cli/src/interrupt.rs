@@ -1,5 +1,6 @@
 //! Ctrl-C and SIGTERM as a flag, and as a descriptor for a sleeping thread.
 
+use crate::call::failed;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ impl Interrupt {
     /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
-        let (wakes, writes) = UnixStream::pair()?;
+        let (wakes, writes) = UnixStream::pair().map_err(|error| failed("socketpair", error))?;
         for signal in [SIGINT, SIGTERM] {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;

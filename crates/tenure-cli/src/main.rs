@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod call;
 mod cli;
 mod completions;
 mod demo;

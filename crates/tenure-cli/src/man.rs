@@ -1,5 +1,6 @@
 //! `tenure man-pages`: a manual page for each command, from the definitions of the flags.
 
+use crate::call::failed_at;
 use clap::Command;
 use clap_mangen::Man;
 use std::fmt::Write as _;
@@ -19,14 +20,16 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, mut command: Command) -> anyhow::Result<()> {
     command.build();
-    std::fs::create_dir_all(&args.dir)?;
+    std::fs::create_dir_all(&args.dir).map_err(|error| failed_at(&args.dir, "mkdir", error))?;
     Ok(write_pages(&command, &args.dir)?)
 }
 
 /// The page of a command, and those of its subcommands.
 fn write_pages(command: &Command, dir: &Path) -> io::Result<()> {
     let page = Man::new(command.clone()).manual("tenure");
-    std::fs::write(dir.join(page.get_filename()), render(command, &page)?)?;
+    let file = dir.join(page.get_filename());
+    std::fs::write(&file, render(command, &page)?)
+        .map_err(|error| failed_at(&file, "open", error))?;
     let subcommands = command.get_subcommands();
     for subcommand in subcommands.filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
         write_pages(subcommand, dir)?;

@@ -1,7 +1,8 @@
 //! `tenure metrics`: figures of running programs, for Prometheus.
 
+use crate::call::failed;
 use crate::failure::Found;
-use crate::name::plain;
+use crate::name::{plain, shown};
 use crate::process::family::{self, Stat};
 use crate::process::figures::Figures;
 use crate::process::names::{living, number, remedy};
@@ -63,8 +64,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let text = if args.prometheus { metrics.render_prometheus() } else { metrics.render() };
     match &args.output {
-        Some(file) => replace(file, &text)
-            .with_context(|| format!("--output {}: the file cannot be written", file.display()))?,
+        Some(file) => replace(file, &text).with_context(|| format!("--output {}", shown(file)))?,
         None => io::stdout().lock().write_all(text.as_bytes())?,
     }
     match all_read {
@@ -227,13 +227,17 @@ fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
 }
 
 fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "name a file, not a directory");
+    let name = file.file_name().ok_or_else(no_name)?;
     let mut beside = std::ffi::OsString::from(".");
     beside.push(name);
     beside.push(format!(".{}", std::process::id()));
     let beside = file.with_file_name(beside);
-    let mut new = std::fs::File::create_new(&beside)?;
-    let written = new.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&beside, file));
+    let mut new = std::fs::File::create_new(&beside).map_err(|error| failed("open", error))?;
+    let written = new
+        .write_all(text.as_bytes())
+        .map_err(|error| failed("write", error))
+        .and_then(|()| std::fs::rename(&beside, file).map_err(|error| failed("rename", error)));
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
     }

@@ -1,12 +1,14 @@
 //! How much memory this process may still take.
 
+use crate::call::failed;
 use memmap2::MmapOptions;
 use tenure::populate::{Access, Limiting, Populate, Room};
 
 /// Asks for one page: the available memory does not depend on the requested amount.
 pub fn ask() -> anyhow::Result<Room> {
     let page = rustix::param::page_size();
-    let map = MmapOptions::new().len(page).map_anon()?;
+    let map =
+        MmapOptions::new().len(page).map_anon().map_err(|error| failed("mmap of a page", error))?;
     Ok(Populate::new(map.as_ptr(), page, Access::Write).room()?)
 }
 

@@ -25,6 +25,8 @@ mod os;
 #[path = "../../tenure/src/range.rs"]
 mod range;
 
+#[path = "../../tenure-cli/src/call.rs"]
+mod call;
 #[path = "../../tenure-cli/src/name.rs"]
 mod name;
 #[path = "../../tenure-cli/src/process/mod.rs"]

@@ -3,6 +3,7 @@
 use super::compare::Outcome;
 use super::machine::{peer_versions, Machine};
 use super::row::{Role, Row};
+use crate::call::failed_at;
 use crate::Options;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -141,8 +142,7 @@ impl Document {
     /// # Errors
     /// With the file's name: the system's error, or `InvalidData` if it is another kind of file.
     pub fn read(path: &Path) -> io::Result<Document> {
-        let named =
-            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let named = |error| failed_at(path, "open", error);
         let file = File::open(path).map_err(named)?;
         serde_json::from_reader(BufReader::new(file)).map_err(|error| {
             let why = format!("not a run that `tenure bench --json` wrote: {error}");

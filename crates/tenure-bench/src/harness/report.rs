@@ -6,6 +6,7 @@ use super::pace::{interrupted, Pace, Share};
 use super::progress::Progress;
 use super::row::Row;
 use super::table::{render, verdict};
+use crate::call::failed_at;
 use crate::Options;
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -28,9 +29,7 @@ pub struct Report<'a> {
 /// Makes the file, if there is one to make; an error has its name.
 pub(crate) fn create(path: Option<&Path>) -> io::Result<Option<File>> {
     let Some(path) = path else { return Ok(None) };
-    let named =
-        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    File::create(path).map(Some).map_err(named)
+    File::create(path).map(Some).map_err(|error| failed_at(path, "open", error))
 }
 
 /// Replaces the file's contents.

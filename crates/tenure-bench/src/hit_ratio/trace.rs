@@ -1,5 +1,6 @@
 //! A sequence of requests, and the files from which it can be read.
 
+use crate::call::failed_at;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -81,9 +82,7 @@ impl Trace {
     /// # Errors
     /// If the file cannot be read, or has no requests.
     pub fn read(path: &Path, most: usize, bytes: u64) -> io::Result<Trace> {
-        let told =
-            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Self::parse(path, most, bytes).map_err(told)
+        Self::parse(path, most, bytes).map_err(|error| failed_at(path, "read", error))
     }
 
     fn parse(path: &Path, most: usize, bytes: u64) -> io::Result<Trace> {

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "maps a file, and asks what of it is in memory")]
 
+use crate::call::failed_at;
 use crate::harness::in_process;
 use rustix::fs::{fadvise, fdatasync, fstatvfs, open, Advice, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -51,8 +52,7 @@ impl RandomFile {
     /// locked; otherwise an error of the file system.
     pub fn create(dir: &Path, len: usize) -> io::Result<RandomFile> {
         check_memory(len)?;
-        let mut file = unnamed(dir)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
+        let mut file = unnamed(dir).map_err(|error| failed_at(dir, "making a file", error))?;
         let vfs = fstatvfs(&file)?;
         let room = vfs.f_bavail * vfs.f_frsize;
         // A little more, because full file systems read slowly.

@@ -1,5 +1,6 @@
 //! The programs' directory, and the search for installed programs.
 
+use crate::call::failed;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -57,7 +58,11 @@ impl Place {
                 Ok(said.lines().last().unwrap_or("").trim().into())
             }
             Ok(_) => Err(format!("{} has no {module}", named.display())),
-            Err(error) => Err(format!("{}: {error}", named.display())),
+            Err(error) => Err(format!(
+                "{}: {}; --python or TENURE_BENCH_PYTHON names another",
+                named.display(),
+                failed("exec", error)
+            )),
         }
     }
 }
@@ -84,8 +89,10 @@ pub(crate) fn installed(name: &str) -> Result<OsString, String> {
 /// Runs a command that prepares a program. Returns its output, or the reason of its failure.
 pub(crate) fn prepare(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output =
-        command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{name}: {}", failed("exec", error)))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("(silent)").trim();

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "the values are for tenure-bench; here only the definitions are used")]
 mod arguments;
 
+use crate::call::failed_at;
 use crate::failure::CannotRun;
 use clap::{Command as Grammar, CommandFactory};
 use std::ffi::OsString;
@@ -81,5 +82,5 @@ fn start(arguments: &[OsString]) -> anyhow::Result<()> {
         command.env(tenure_launch::variable::STARTED_BY, own);
     }
     let error = command.exec();
-    Err(CannotRun { code: 126, why: format!("{}: {error}", program.display()) }.into())
+    Err(CannotRun { code: 126, why: failed_at(&program, "exec", error).to_string() }.into())
 }

@@ -26,7 +26,9 @@ pub use options::Args;
 pub use process::{NEIGHBOUR, WORKER};
 pub use worker::run as work;
 
+use crate::call::failed;
 use crate::failure::{Found, WrongUsage};
+use crate::name::shown;
 use crate::size;
 use anyhow::Context;
 use live::Live;
@@ -52,6 +54,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "--workers needs a memory cgroup: only the kernel counts memory that workers share";
         return Err(WrongUsage(format!("{why} ({reason})")).into());
     }
+    std::fs::read_dir(&args.dir)
+        .map_err(|error| failed("open", error))
+        .with_context(|| format!("cannot read --dir {}", shown(&args.dir)))?;
     for file in args.json.iter().chain([&args.svg]) {
         report::can_be_written(file)?;
     }
@@ -191,7 +196,9 @@ fn finish(
         writeln!(out, "  {line}")?;
     }
     let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
-    std::fs::write(&args.svg, picture).with_context(|| report::cannot_write(&args.svg))?;
+    std::fs::write(&args.svg, picture)
+        .map_err(|error| failed("open", error))
+        .with_context(|| report::cannot_write(&args.svg))?;
     writeln!(out, "  Picture: {}", args.svg.display())?;
     if let Some(path) = &args.json {
         report::write_json(path, args, enforcement, pieces, outcomes)?;

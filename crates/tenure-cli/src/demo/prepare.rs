@@ -126,7 +126,6 @@ impl Work<'_> {
 
 /// The files under `dir` and their sizes.
 fn walk(dir: &Path) -> anyhow::Result<(Vec<String>, Vec<u64>)> {
-    std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let deadline = Instant::now() + WALK;
     // One file system, so that the walk does not enter a network share or /proc by accident.
     let files = WalkDir::new(dir).same_file_system(true).sort_by_file_name().into_iter().flatten();

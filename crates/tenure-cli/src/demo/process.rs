@@ -1,6 +1,7 @@
 //! One of the demo's two processes: this program again, with pipes for messages.
 
 use super::wire;
+use crate::call::failed;
 use anyhow::Context;
 use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, BufReader};
@@ -37,6 +38,7 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
+            .map_err(|error| failed("exec", error))
             .with_context(|| format!("cannot start {command}"))?;
         let to = child.stdin.take();
         let from = child.stdout.take().context("a pipe was asked for")?;

@@ -4,6 +4,8 @@ use super::options::Args;
 use super::outcome::Outcome;
 use super::piece::Pieces;
 use super::room::Enforcement;
+use crate::call::failed;
+use crate::name::shown;
 use crate::size;
 use anyhow::Context;
 use serde::Serialize;
@@ -114,21 +116,29 @@ pub fn write_json(
             .collect(),
     };
     let cannot = || cannot_write(path);
-    let mut file = BufWriter::new(File::create(path).with_context(cannot)?);
+    let mut file = BufWriter::new(
+        File::create(path).map_err(|error| failed("open", error)).with_context(cannot)?,
+    );
     serde_json::to_writer_pretty(&mut file, &everything).with_context(cannot)?;
     std::io::Write::flush(&mut file).with_context(cannot)
 }
 pub fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}", path.display())
+    format!("cannot write {}", shown(path))
 }
 
 /// Tells before the work that its result could not be written. Leaves no new file.
 pub fn can_be_written(path: &Path) -> anyhow::Result<()> {
     let tried = match (path.symlink_metadata(), path.metadata()) {
-        (_, Ok(there)) if there.is_file() => OpenOptions::new().append(true).open(path).map(drop),
+        (_, Ok(there)) if there.is_file() => {
+            let opened = OpenOptions::new().append(true).open(path);
+            opened.map(drop).map_err(|error| failed("open", error))
+        }
         // A pipe, whose reader would see its end, or a link to a file that is not there yet.
         (Ok(_), _) => Ok(()),
-        (Err(_), _) => File::create_new(path).and_then(|_| std::fs::remove_file(path)),
+        (Err(_), _) => {
+            let made = File::create_new(path).map_err(|error| failed("open", error));
+            made.and_then(|_| std::fs::remove_file(path).map_err(|error| failed("unlink", error)))
+        }
     };
     tried.with_context(|| cannot_write(path))
 }

@@ -1,5 +1,6 @@
 //! Opens files without waiting, and distinguishes the states of a file.
 
+use crate::call::failed;
 use rustix::fs::{fstat, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -58,9 +59,10 @@ pub fn open(path: &Path) -> io::Result<(File, FileId, Stamp)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     // Warming a file is not a use of it; only its owner may suppress the access time.
     let fd = match rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty()) {
-        Err(Errno::PERM) => rustix::fs::open(path, flags, Mode::empty())?,
-        other => other?,
+        Err(Errno::PERM) => rustix::fs::open(path, flags, Mode::empty()),
+        other => other,
     };
+    let fd = fd.map_err(|errno| failed("open", errno.into()))?;
     let stat: Stat = fstat(&fd)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no regular file any more"));

@@ -1,6 +1,7 @@
 //! Finds the regular files under the names on the command line.
 
 use super::{FileId, Selection, Stamp};
+use crate::call::failed;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::Metadata;
@@ -110,7 +111,7 @@ pub fn walk(selection: &Selection, stop: &AtomicBool) -> Found {
             Ok(metadata) if metadata.is_dir() => found.walk_directory(selection, path, stop),
             Ok(metadata) if metadata.is_file() => found.take(selection, path, &metadata, true),
             Ok(_) => found.problem(path, "neither a regular file nor a directory"),
-            Err(error) => found.problem(path, error),
+            Err(error) => found.problem(path, failed("stat", error)),
         }
     }
     found
@@ -155,7 +156,8 @@ impl Found {
         } else if gone && path != top {
             // Removed since its directory was read.
         } else if let Some(error) = error.io_error() {
-            self.problem(path, error);
+            let again = error.raw_os_error().map(io::Error::from_raw_os_error);
+            self.problem(path, failed("read", again.unwrap_or_else(|| error.kind().into())));
         }
     }
 

@@ -174,7 +174,7 @@ fn announce(state: &str, set: &LockSet<'_>) {
     let files = counted(set.files().count(), "file");
     let status = format!("{state}\nSTATUS={files} locked, {}", size::show(set.charged()));
     if let Err(error) = notify::tell(&status) {
-        eprintln!("tenure: the service manager could not be notified: {error}");
+        eprintln!("tenure: NOTIFY_SOCKET: the service manager could not be notified: {error}");
     }
 }
 

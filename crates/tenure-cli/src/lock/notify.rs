@@ -1,5 +1,6 @@
 //! Notifies the service manager (`Type=notify` of systemd, and others with its protocol).
 
+use crate::call::failed;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -19,7 +20,8 @@ fn send(name: &OsStr, state: &str) -> io::Result<()> {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
         _ => SocketAddr::from_pathname(name)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(|_| ())
+    let sent = UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address);
+    sent.map(drop).map_err(|error| failed("sendto", error))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Processes and their descendants, and the facts in `/proc/PID/stat`.
 
+use crate::call::failed;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -53,7 +54,8 @@ impl Stat {
 
 /// The numbers of all processes that this one can see.
 pub fn all() -> io::Result<Vec<u32>> {
-    let mut all: Vec<u32> = std::fs::read_dir("/proc")?
+    let mut all: Vec<u32> = std::fs::read_dir("/proc")
+        .map_err(|error| io::Error::new(error.kind(), format!("/proc: {}", failed("open", error))))?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
     all.sort_unstable();

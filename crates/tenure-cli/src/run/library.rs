@@ -1,5 +1,6 @@
 //! Finds the library to preload.
 
+use crate::call::failed;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -53,10 +54,11 @@ pub fn find() -> Result<PathBuf, String> {
         return match path.canonicalize().and_then(|path| Ok((is_elf(&path)?, path))) {
             Ok((true, path)) => Ok(path),
             Ok((false, _)) => Err(wrong(&format_args!("it is no library; name {LIBRARY} there"))),
-            Err(e) => Err(wrong(&e)),
+            Err(e) => Err(wrong(&failed("open", e))),
         };
     }
-    let own = std::env::current_exe().map_err(|e| format!("where this program lies: {e}"))?;
+    let own = std::env::current_exe()
+        .map_err(|e| format!("/proc/self/exe: {}", failed("readlink", e)))?;
     let directory = own.parent().unwrap_or(Path::new("/"));
     let places = PLACES.map(|(place, name)| directory.join(place).join(name));
     let Some(found) = places.iter().find(|path| path.is_file()) else {
@@ -71,6 +73,6 @@ pub fn find() -> Result<PathBuf, String> {
     match found.canonicalize().and_then(|path| Ok((trusted(&path, &own)?, path))) {
         Ok((Ok(()), path)) => Ok(path),
         Ok((Err(why), _)) => Err(wrong(&why)),
-        Err(e) => Err(wrong(&e)),
+        Err(e) => Err(wrong(&failed("stat", e))),
     }
 }

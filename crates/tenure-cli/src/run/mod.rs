@@ -5,6 +5,7 @@ mod library;
 mod pipe;
 mod program;
 
+use crate::call::failed;
 use crate::failure::CannotRun;
 use crate::name::shown;
 use anyhow::Context;
@@ -171,7 +172,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     descriptors::inherit(&mut command);
     let error = command.exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    Err(CannotRun { code, why: format!("{}: {error}", shown(name)) }.into())
+    Err(CannotRun { code, why: format!("{}: {}", shown(name), failed("exec", error)) }.into())
 }
 
 /// Puts the library before the present contents of LD_PRELOAD.
@@ -265,9 +266,16 @@ fn report_file(report: &OsStr, from: &str, emptied: bool) -> Result<OsString, Ca
     if report == "-" {
         return Ok(report.to_owned());
     }
-    let wrong = |e: std::io::Error| CannotRun::refused(format!("{from}={}: {e}", shown(report)));
-    let path = std::path::absolute(report).map_err(wrong)?;
+    if report.is_empty() {
+        return Err(CannotRun::refused(format!("{from}: name a file, or - for standard error")));
+    }
+    let wrong = |call: &'static str| {
+        move |error| {
+            CannotRun::refused(format!("{from}={}: {}", shown(report), failed(call, error)))
+        }
+    };
+    let path = std::path::absolute(report).map_err(wrong("getcwd"))?;
     let mut options = std::fs::OpenOptions::new();
-    options.create(true).write(true).truncate(emptied).open(&path).map_err(wrong)?;
+    options.create(true).write(true).truncate(emptied).open(&path).map_err(wrong("open"))?;
     Ok(path.into())
 }

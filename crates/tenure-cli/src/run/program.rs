@@ -1,6 +1,7 @@
 //! Checks whether a library can be preloaded into a program, before it runs. Otherwise the loader
 //! would leave the library out silently, or fail half way.
 
+use crate::call::failed;
 use crate::failure::CannotRun;
 use crate::name::shown;
 use object::elf;
@@ -27,7 +28,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, CannotRun> {
         Ok(_) if access(&path, Access::EXEC_OK).is_err() => Err(missing(126, "not executable")),
         Ok(_) => Ok(path),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(missing(127, "no such program")),
-        Err(e) => Err(missing(126, &e.to_string())),
+        Err(e) => Err(missing(126, &failed("stat", e).to_string())),
     };
     if name.as_bytes().contains(&b'/') {
         return check(PathBuf::from(name));
@@ -66,7 +67,7 @@ fn refused(path: &Path, why: impl std::fmt::Display) -> CannotRun {
 
 /// The loader ignores LD_PRELOAD if a program starts with more rights than its caller's.
 fn gains_no_rights(path: &Path) -> Result<(), CannotRun> {
-    let about = path.metadata().map_err(|e| refused(path, e))?;
+    let about = path.metadata().map_err(|e| refused(path, failed("stat", e)))?;
     let ignored = statvfs(path).is_ok_and(|on| on.f_flag.contains(StatVfsMountFlags::NOSUID));
     if ignored {
         return Ok(());
@@ -94,12 +95,12 @@ fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
                 "the command cannot read it, so it cannot check whether the loader would preload into it",
             ))
         }
-        Err(e) => return Err(refused(path, e)),
+        Err(e) => return Err(refused(path, failed("open", e))),
     };
     let mut line = Vec::new();
     // The kernel reads this much.
     let mut reader = BufReader::new(file.take(256));
-    reader.read_until(b'\n', &mut line).map_err(|e| refused(path, e))?;
+    reader.read_until(b'\n', &mut line).map_err(|e| refused(path, failed("read", e)))?;
     let Some(rest) = line.strip_prefix(b"#!") else { return Ok(None) };
     let mut words = rest.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
     let Some(interpreter) = words.next() else {
@@ -114,9 +115,9 @@ fn interpreter_of_script(path: &Path) -> Result<Option<PathBuf>, CannotRun> {
 }
 
 fn check_elf(path: &Path) -> Result<(), CannotRun> {
-    let mut file = File::open(path).map_err(|e| refused(path, e))?;
+    let mut file = File::open(path).map_err(|e| refused(path, failed("open", e)))?;
     let mut magic = [0; 20];
-    let read = file.read(&mut magic).map_err(|e| refused(path, e))?;
+    let read = file.read(&mut magic).map_err(|e| refused(path, failed("read", e)))?;
     if read < magic.len() || magic[..4] != elf::ELFMAG {
         // A file that the shell runs as a script without a first line, or another binary format.
         return Err(CannotRun {
@@ -135,7 +136,7 @@ fn check_elf(path: &Path) -> Result<(), CannotRun> {
     if own.is_ok_and(|own| kind(&own) != kind(&magic)) {
         return Err(refused(path, "it is a program for another architecture than the library"));
     }
-    file.rewind().map_err(|e| refused(path, e))?;
+    file.rewind().map_err(|e| refused(path, failed("lseek", e)))?;
     let about = about(file).map_err(|why| refused(path, why))?;
     if let Some(sanitizer) = about.needed.iter().find(|name| is_sanitizer(name)) {
         let name = String::from_utf8_lossy(sanitizer);

@@ -4,6 +4,7 @@ use super::columns::{self, Column};
 use super::keys::{action, Action};
 use super::options::Args;
 use super::sample::{Sampler, Snapshot};
+use crate::call::failed;
 use crate::interrupt::Interrupt;
 use crate::name::plain;
 use crate::process::range::Range;
@@ -45,7 +46,7 @@ struct Screen(DefaultTerminal);
 impl Screen {
     /// Also restores the terminal before a panic's message.
     fn begin() -> io::Result<Screen> {
-        ratatui::try_init().map(Screen)
+        ratatui::try_init().map(Screen).map_err(|error| failed("setting the terminal up", error))
     }
 }
 

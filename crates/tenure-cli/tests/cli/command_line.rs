@@ -124,7 +124,56 @@ fn a_failure_is_1_with_one_line() {
     assert_eq!(done.status.code(), Some(1));
     let errors = text(&done.stderr);
     let last = errors.lines().last().unwrap_or("");
-    assert!(last.starts_with("tenure: cannot read /nonexistent"), "{errors}");
+    let why = "tenure: cannot read --dir /nonexistent: open: No such file or directory (os error 2); check";
+    assert!(last.starts_with(why) && errors.lines().count() == 1, "{errors}");
+}
+
+/// No error of the kernel stands alone: the file is named, the call, and the remedy.
+#[test]
+fn an_error_of_a_file_names_the_file_the_call_and_the_remedy() {
+    const MISSING: &str = "open: No such file or directory (os error 2); check the name, and that";
+    for (arguments, file, why) in [
+        (&["run", "--report=/nonexistent/x", "true"][..], "--report=/nonexistent/x: ", MISSING),
+        (
+            &["run", "--report=/proc", "true"],
+            "--report=/proc: ",
+            "open: Is a directory (os error 21); name",
+        ),
+        (&["run", "--report=", "true"], "--report: ", "name a file, or - for standard error"),
+        (
+            &["run", "--", "/dev/null/x"],
+            "/dev/null/x: ",
+            "stat: Not a directory (os error 20); check",
+        ),
+        (
+            &["populate", "/nonexistent"],
+            "/nonexistent: ",
+            "stat: No such file or directory (os error 2); ch",
+        ),
+        (&["metrics", "--all", "--output", "/nonexistent/x"], "--output /nonexistent/x: ", MISSING),
+        (&["metrics", "--all", "--output", "/"], "--output /: ", "name a file, not a directory"),
+        (&["man-pages", "/dev/null"], "/dev/null: ", "mkdir: File exists (os error 17); remove it"),
+        (&["demo", "--svg", "/nonexistent/x"], "/nonexistent/x: ", MISSING),
+        (
+            &["demo", "--dir", "/dev/null"],
+            "--dir /dev/null: ",
+            "open: Not a directory (os error 20); ch",
+        ),
+    ] {
+        let errors = text(&output(arguments).stderr);
+        assert!(errors.contains(&format!("{file}{why}")), "{arguments:?}: {errors}");
+    }
+    for variable in ["TENURE_REPORT", "TENURE_PRELOAD"] {
+        let done = tenure(&["run", "true"]).env(variable, "/nonexistent/x").output().unwrap();
+        let errors = text(&done.stderr);
+        assert!(errors.contains(&format!("{variable}=/nonexistent/x: {MISSING}")), "{errors}");
+    }
+    for arguments in [&["explain", "lock", "1"][..], &["explain", "lock", "1", "--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let done = tenure(arguments).stdout(full).output().unwrap();
+        let errors = text(&done.stderr);
+        assert!(errors.starts_with("tenure: standard output cannot be written: "), "{errors}");
+    }
 }
 
 #[test]

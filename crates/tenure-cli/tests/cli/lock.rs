@@ -63,7 +63,10 @@ fn names_cannot_write_to_the_terminal() {
     assert!(!locker.said.contains('\x1b'), "{:?}", locker.said);
     let (code, _, err) = locker.interrupt();
     assert_eq!(code, Some(1));
-    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+    assert!(
+        err.contains(r"no'$'\033''[1m': stat: No such file") && !err.contains('\x1b'),
+        "{err:?}"
+    );
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn a_switched_link_and_a_file_that_comes_late_are_followed() {
     assert_eq!(locker.charged(), 5 * page());
     let (code, _, err) = locker.interrupt();
     assert_eq!(code, Some(0), "what was missing has come: {err}");
-    assert!(err.contains("late: No such file"), "{err}");
+    assert!(err.contains("late: stat: No such file"), "{err}");
 }
 
 #[test]

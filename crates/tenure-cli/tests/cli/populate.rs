@@ -145,7 +145,7 @@ fn what_cannot_be_read_does_not_stop_the_rest() {
     let (code, out, err) = parts(&done);
     assert_eq!(code, Some(1), "{out}{err}");
     assert_eq!(err.lines().count(), 3, "{err}");
-    for name in ["/b: Permission denied", "/missing: No such file", "/closed: "] {
+    for name in ["/b: open: Permission denied", "/missing: stat: No such file", "/closed: "] {
         assert!(err.contains(name), "{err}");
     }
     assert!(out.contains("3 problems"), "{out}");
@@ -369,7 +369,10 @@ fn names_cannot_write_to_the_terminal() {
     let (code, out, err) = parts(&populate(&["-v"], &[dir.path(), &dir.path().join("no\x1b[1m")]));
     assert_eq!(code, Some(1));
     assert!(out.contains(shown) && !out.contains('\x1b'), "{out:?}");
-    assert!(err.contains(r"no'$'\033''[1m': No such file") && !err.contains('\x1b'), "{err:?}");
+    assert!(
+        err.contains(r"no'$'\033''[1m': stat: No such file") && !err.contains('\x1b'),
+        "{err:?}"
+    );
     let json = json(&populate(&["--json"], &[dir.path()]));
     assert_eq!(json["list"][0]["path"].as_str(), dir.path().join(name).to_str());
 }
