@@ -230,11 +230,14 @@ fn settings(args: &Args) -> Result<Vec<(&'static str, OsString)>, CannotRun> {
              --large=off, --mmap=off and --lock=off switch the other off"
         )));
     }
-    // In the environment it may wait for a run with --mmap.
-    if source("--unmapped", variable::UNMAPPED) == "--unmapped" && args.mmap.is_none() {
-        return Err(CannotRun::refused(
-            "--unmapped says what happens to memory of --mmap: give --mmap, too",
-        ));
+    if args.unmapped.is_some() && !on(&args.mmap) {
+        let unmapped = source("--unmapped", variable::UNMAPPED);
+        // --mmap=off may be said against a variable of an outer run, which has both.
+        if args.mmap.is_none() || unmapped == "--unmapped" {
+            return Err(CannotRun::refused(format!(
+                "{unmapped} says what happens to memory of --mmap: give --mmap, too"
+            )));
+        }
     }
     let mut settings: Vec<(&'static str, OsString)> = Vec::new();
     for (variable, value) in mechanisms {
