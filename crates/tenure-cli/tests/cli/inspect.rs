@@ -206,6 +206,33 @@ fn a_page_that_lies_is_an_error() {
             assert!(!errors.contains("panicked"), "{errors}");
             assert!(out.contains("are not valid"), "{out}");
         }
+        // The runs of a pool: one area, whose start, stride, records and count follow.
+        let records = vec![1u64; 1 << 12];
+        let layout = [0, 1, 8, 32, 0, 8, 16, 24, 8, 0, 0, 1, 2, 3, 4];
+        for (area, changed, is_valid) in [
+            ([1, huge, huge, records.as_ptr() as u64, 1 << 12], None, false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], None, true),
+            ([1, 1 << 40, 0, records.as_ptr() as u64, 1 << 12], None, true),
+            ([huge, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], None, true),
+            ([1, 1 << 40, 4096, 8, 1 << 12], None, false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, huge], None, false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], Some((1, huge)), false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], Some((3, 0)), false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], Some((3, huge)), false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], Some((8, 0)), false),
+            ([1, 1 << 40, 4096, records.as_ptr() as u64, 1 << 12], Some((9, huge)), false),
+        ] {
+            words = [0; 20];
+            (words[0], words[1]) = (3, area.as_ptr() as u64);
+            words[4..19].copy_from_slice(&layout);
+            if let Some((at, value)) = changed {
+                words[4 + at] = value;
+            }
+            let (code, out, errors) = lie(&words, &mut table);
+            assert!(!errors.contains("panicked"), "{errors}");
+            assert_eq!(code == Some(0), is_valid, "{area:?} {changed:?}: {out}{errors}");
+            assert_eq!(!out.contains("are not valid"), is_valid, "{out}");
+        }
     });
 }
 
