@@ -96,12 +96,24 @@ fn parse() -> Cli {
 /// A wrong value that comes from an environment variable: the message names the variable, and not
 /// the option, which nobody has given.
 fn name_the_variable(mut error: clap::Error, grammar: &clap::Command) -> clap::Error {
+    let is_text =
+        |variable: &&OsStr| std::env::var_os(variable).is_none_or(|v| v.to_str().is_some());
+    let mut args = grammar.get_subcommands().flat_map(clap::Command::get_arguments);
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        let variable = args.filter_map(clap::Arg::get_env).find(|variable| !is_text(variable));
+        return match variable {
+            Some(variable) => grammar.clone().error(
+                ErrorKind::InvalidUtf8,
+                format!("{} in the environment is no text (UTF-8)", variable.to_string_lossy()),
+            ),
+            None => error,
+        };
+    }
     let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
         return error;
     };
     // As in `--large[=<SIZE>]` or `--delay <SECONDS>`.
     let option = shown.split(['=', '[', ' ']).next().unwrap_or_default();
-    let mut args = grammar.get_subcommands().flat_map(clap::Command::get_arguments);
     let arg = args.find(|arg| arg.get_env().is_some() && arg.get_long() == option.get(2..));
     let variable = arg.and_then(clap::Arg::get_env).and_then(OsStr::to_str);
     let source = variable.map(|variable| run::source(option, variable));

@@ -22,8 +22,12 @@ pub struct Interrupt {
 impl Interrupt {
     /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
+        Interrupt::installed().map_err(|error| failed("catching signals", error))
+    }
+
+    fn installed() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
-        let (wakes, writes) = UnixStream::pair().map_err(|error| failed("socketpair", error))?;
+        let (wakes, writes) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM] {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;

@@ -19,6 +19,9 @@ and name. A program can serve its own metrics with tenure::metrics::render().
 A program that runs under `tenure run` with --report or --report-signal also has the launcher's \
 counts, tenure_launcher_*: without a report the launcher does not count.
 
+--all leaves out the processes that its user may not read, and prints how many they are as \
+tenure_unreadable_processes. On a terminal it also prints a remedy.
+
 tenure_process_resident_bytes less tenure_process_lazy_free_bytes is the memory that only the \
 program itself can free: watch this figure.
 
@@ -136,14 +139,14 @@ const LAUNCHER: [(&str, &str); 17] = [
     ("munmap_calls", "Calls of munmap seen."),
     ("munmap_of_pool", "Calls of munmap for memory of the pool."),
     ("munmap_retired", "Calls of munmap that were retired."),
-    ("retired_bytes", "Bytes of those."),
+    ("retired_bytes", "Bytes of the calls of munmap that were retired."),
     ("zapped_before", "Mappings whose pages were freed before another mapping replaced them."),
-    ("zapped_before_bytes", "Bytes of those."),
+    ("zapped_before_bytes", "Bytes of the mappings whose pages were freed beforehand."),
     ("mremap_calls", "Calls of mremap seen."),
     ("madvise_calls", "Calls of madvise seen."),
     ("tainted", "Blocks that left the pool because of the state of their memory."),
     ("populated", "Mappings populated by several threads."),
-    ("populated_bytes", "Bytes of those."),
+    ("populated_bytes", "Bytes of the mappings populated by several threads."),
 ];
 
 /// All processes that use tenure. Those that this user may not read are counted, and no failure.

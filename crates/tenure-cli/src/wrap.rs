@@ -5,6 +5,11 @@ const ELSEWHERE: usize = 100;
 /// Narrower than this, words would stand alone.
 const LEAST: usize = 40;
 
+/// The columns that the user has set in `COLUMNS`. 0 counts as unset, as terminals have it.
+pub fn columns() -> Option<usize> {
+    std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
+}
+
 /// Columns of standard output.
 pub fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());

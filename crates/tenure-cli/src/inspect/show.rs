@@ -8,7 +8,7 @@ use crate::process::figures::Figures;
 use crate::process::pages::Pages;
 use crate::process::smaps::{Amounts, Entry, Lock};
 use crate::size::{count, show};
-use crate::wrap::wrap;
+use crate::wrap::{columns, wrap};
 use serde::Serialize;
 use serde_json::{json, Value};
 use std::borrow::Cow;
@@ -30,13 +30,12 @@ const COLUMNS: [Column; 7] = [
 
 /// The terminal's width. `None`: the output is not a terminal, and no line is cut.
 fn width() -> Option<usize> {
-    let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let asked = || {
         let out = io::stdout();
         let size = out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok())??;
         (size.ws_col > 0).then_some(usize::from(size.ws_col))
     };
-    columns.or_else(asked)
+    columns().or_else(asked)
 }
 
 /// Prints a process for people.

@@ -52,12 +52,18 @@ impl Stat {
     }
 }
 
+/// The error where no process can be read.
+pub const NO_PROC: &str = "/proc is not mounted: mount it (mount -t proc proc /proc)";
+
 /// The numbers of all processes that this one can see.
 pub fn all() -> io::Result<Vec<u32>> {
     let mut all: Vec<u32> = std::fs::read_dir("/proc")
         .map_err(|error| io::Error::new(error.kind(), format!("/proc: {}", failed("open", error))))?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
+    if all.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, NO_PROC));
+    }
     all.sort_unstable();
     Ok(all)
 }

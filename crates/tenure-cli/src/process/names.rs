@@ -1,9 +1,10 @@
 //! Names a process, and explains why one cannot be read.
 
-use super::family::Stat;
+use super::family::{Stat, NO_PROC};
 use super::figures::Missing;
 use crate::name::plain;
 use std::io;
+use std::path::Path;
 
 /// The capability that lets its owner read every process of its user namespace.
 const CAP_SYS_PTRACE: u32 = 19;
@@ -74,6 +75,7 @@ pub fn living(pid: u32) -> Result<Stat, String> {
 /// The reason why the process cannot be read, and the remedy.
 pub fn why(pid: u32, what: &str, error: &io::Error) -> String {
     match error.kind() {
+        io::ErrorKind::NotFound if !Path::new("/proc/self").exists() => NO_PROC.into(),
         io::ErrorKind::NotFound => format!("there is no process {pid}"),
         io::ErrorKind::PermissionDenied => {
             format!("{what} of process {pid} cannot be read: permission denied; {}", remedy())

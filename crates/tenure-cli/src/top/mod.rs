@@ -11,6 +11,7 @@ pub use options::Args;
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
 use crate::process::names::living;
+use crate::wrap::columns;
 use columns::Column;
 use sample::{Sampler, Snapshot};
 use std::io::{self, IsTerminal, Write};
@@ -38,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
-    let width = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let width = columns().unwrap_or(usize::MAX);
     let mut left = args.iterations;
     // Rates need two looks.
     sampler.look()?;
@@ -49,7 +50,7 @@ fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
         }
         let snapshot = sampler.look()?;
         let mut out = io::BufWriter::new(io::stdout().lock());
-        print(&snapshot, args.sort, width.unwrap_or(usize::MAX), &mut out)?;
+        print(&snapshot, args.sort, width, &mut out)?;
         left = left.map(|left| left - 1);
         if left != Some(0) {
             writeln!(out)?;

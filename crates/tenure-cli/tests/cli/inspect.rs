@@ -410,7 +410,7 @@ fn strips_and_lists_are_as_asked() {
 /// The rules of OpenMetrics that a reader depends on: each family in one piece, the order of its
 /// lines, suffixes, units.
 #[track_caller]
-fn assert_is_open_metrics(text: &str) {
+pub fn assert_is_open_metrics(text: &str) {
     let body = text.strip_suffix("# EOF\n").expect("it ends so");
     let (mut seen, mut family, mut kind, mut unit) = (Vec::new(), "", "", "");
     let mut samples = Vec::new();

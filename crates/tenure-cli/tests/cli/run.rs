@@ -98,6 +98,11 @@ fn each_flag_is_a_variable() {
             text(&done.stderr)
         );
     }
+    let mut command = tenure(&["--", "true"]);
+    let no_text: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff");
+    let done = command.env("TENURE_LOCK", no_text).output().unwrap();
+    assert!(text(&done.stderr).contains("TENURE_LOCK in the environment is no text"));
+    assert_eq!(done.status.code(), Some(2));
     // --mmap=off in a run within a run says nothing about the variables of the outer one.
     let mut inner = tenure(&["-q", "--mmap=off", "--", "true"]);
     inner.envs([("TENURE_MMAP", "pool"), ("TENURE_UNMAPPED", "open")]);
@@ -455,6 +460,7 @@ fn inspect_and_metrics_read_a_launched_program() {
     child.wait().expect("it ends");
     let served = &kit::json(&machine)["tenure"]["launcher"]["malloc_served"];
     assert!(served.is_u64(), "{served}");
+    let counts = &kit::json(&machine)["tenure"]["launcher"];
     let (code, out, errors) = parts(&found);
     assert_eq!(code, Some(0), "{out}{errors}");
     assert!(out.contains("tenure ") && out.contains("  launcher   "), "{out}");
@@ -464,6 +470,10 @@ fn inspect_and_metrics_read_a_launched_program() {
     let begin = format!("tenure_launcher_malloc_served_total{{pid=\"{pid}\",name=\"sh\"}} ");
     let exported = out.lines().find_map(|line| line.strip_prefix(&begin));
     assert_eq!(exported, Some(served.to_string().as_str()), "{out}");
+    crate::inspect::assert_is_open_metrics(&out);
+    for name in counts.as_object().expect("counts").keys().filter(|name| !name.ends_with("_ns")) {
+        assert!(out.contains(&format!("\ntenure_launcher_{name}_total{{")), "{name}: {out}");
+    }
     // With TENURE_DISABLE nothing is published.
     let mut command = tenure(&["--", "sh", "-c", "echo $$; read line"]);
     command.env("TENURE_DISABLE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());

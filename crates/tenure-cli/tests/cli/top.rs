@@ -50,6 +50,17 @@ fn plain_text_has_the_program_s_figures_and_rates() {
     });
 }
 
+/// Terminals without a size have it.
+#[test]
+fn columns_of_0_count_as_unset() {
+    let own = std::process::id().to_string();
+    let done =
+        top(&["-b", "-n", "1", "-d", "0.1", "--pid", &own]).env("COLUMNS", "0").output().unwrap();
+    assert!(text(&done.stdout).contains(&own), "{}", text(&done.stdout));
+    let done = kit::tenure().args(["inspect", "--self"]).env("COLUMNS", "0").output().unwrap();
+    assert!(text(&done.stdout).contains("tenure\n"), "{}", text(&done.stdout));
+}
+
 #[test]
 fn a_process_that_is_not_there_is_an_error() {
     let (code, out, errors) = parts(&top(&["-b", "-n", "1", "--pid", "4194305"]).output().unwrap());
