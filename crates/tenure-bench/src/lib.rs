@@ -26,6 +26,7 @@ pub mod page;
 pub mod populate;
 pub mod programs;
 pub mod shared;
+mod terminal;
 pub mod unmap;
 pub mod volatile;
 

@@ -23,6 +23,7 @@ mod process;
 mod room;
 mod run;
 mod size;
+mod terminal;
 mod text_table;
 mod top;
 mod wrap;

@@ -1,6 +1,7 @@
-//! The progress of a run, on standard error: a bar on a terminal, otherwise a line from time to
-//! time.
+//! The progress of a run, on standard error: a bar on a terminal that draws, otherwise a line from
+//! time to time.
 
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ impl Progress {
 
     /// A bar if standard error is a terminal, else lines.
     pub fn new() -> Progress {
-        let to = match io::stderr().is_terminal() {
+        let to = match io::stderr().is_terminal() && terminal::draws() {
             true => To::Bar(ProgressBar::new(STEPS as u64).with_style(style())),
             false => To::Lines { next: Instant::now() + LINE_EVERY },
         };

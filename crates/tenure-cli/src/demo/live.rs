@@ -4,6 +4,7 @@
 
 use super::outcome::{Outcome, Sample, Way};
 use crate::size;
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 
@@ -19,7 +20,7 @@ pub struct Live {
 impl Live {
     /// `limit` is shown beside the memory in use.
     pub fn new(limit: u64) -> Live {
-        let terminal = io::stderr().is_terminal();
+        let terminal = io::stderr().is_terminal() && terminal::draws();
         Live { terminal, bar: ProgressBar::hidden(), name: String::new(), limit, next_line: 0.0 }
     }
 

@@ -2,6 +2,7 @@
 //! standard error.
 
 use crate::size;
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,7 @@ impl<'a> Display<'a> {
     /// A display for `total` bytes; `done` holds how many are done.
     pub fn new(what: &'static str, total: u64, done: &'a AtomicU64, quiet: bool) -> Display<'a> {
         let started = Instant::now();
-        let terminal = io::stderr().is_terminal() && !quiet && total > 0;
+        let terminal = io::stderr().is_terminal() && terminal::draws() && !quiet && total > 0;
         let bar = terminal.then(|| {
             let style = ProgressStyle::with_template(
                 "{prefix} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left  {wide_bar}",

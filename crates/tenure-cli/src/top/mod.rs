@@ -11,6 +11,7 @@ pub use options::Args;
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
 use crate::process::names::living;
+use crate::terminal;
 use crate::wrap::columns;
 use columns::Column;
 use sample::{Sampler, Snapshot};
@@ -29,7 +30,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let why = "standard input or output is no terminal; use --batch (-b) for plain text";
         return Err(WrongUsage(why.into()).into());
     }
-    if std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb") {
+    if !terminal::draws() {
         let why = "this terminal shows text only (TERM is dumb, or not set); use --batch (-b) for plain text, or set \
                    TERM to the terminal's kind";
         return Err(WrongUsage(why.into()).into());

@@ -1,0 +1,1 @@
+../../tenure-bench/src/terminal.rs
