@@ -109,6 +109,11 @@ pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
     };
     // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    agree(fd, features)
+}
+
+/// Agrees with the kernel on the features of a new descriptor.
+fn agree(fd: OwnedFd, features: u64) -> Result<OwnedFd, Errno> {
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
     match ioctl(fd.as_raw_fd(), IOC_API, &mut api) {
         Ok(()) => Ok(fd),
@@ -285,15 +290,7 @@ fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     }
     // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut api = Api { api: UFFD_API, features: 0, ioctls: 0 };
-    match ioctl(fd.as_raw_fd(), IOC_API, &mut api) {
-        Ok(()) => Ok(fd),
-        Err(errno) => {
-            // Not by its drop: another thread may have closed the number meanwhile.
-            close_if_ours(fd.into_raw_fd());
-            Err(errno)
-        }
-    }
+    agree(fd, 0)
 }
 
 /// Opens a userfaultfd for questions, with which nothing is ever registered.

@@ -388,13 +388,12 @@ fn run(number: u64) {
         if wanted & JOBS != 0 {
             job::run_all(WORKER.mailbox.take_jobs());
         }
-        let is_stopped = || {
-            let stop = &WORKER.stop;
-            stop.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let is_replaced = number <= WORKER.end.load(Ordering::Acquire);
-        let stopped = wanted & END != 0 && is_stopped();
-        if stopped || wanted & END != 0 && is_replaced {
+        let asked = wanted & END != 0;
+        // Not if the caller of `stop` has given up.
+        let stop = &WORKER.stop;
+        let stopped =
+            asked && stop.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if stopped || asked && number <= WORKER.end.load(Ordering::Acquire) {
             // The other bits are for the next thread.
             WORKER.mailbox.post(wanted & !END);
             // First: a thread that finds a page of zeros, which nothing watches any more, asks next

@@ -238,10 +238,11 @@ enum Heard {
 /// Waits for a touch, for two milliseconds at most unless it is `patient`. Where no bell could be made
 /// (`EMFILE`, or a filter) it looks ten times a second whether it is to end.
 fn wait_for_touch(fd: RawFd, bell: Option<Bell>, patient: bool) -> Heard {
-    // SAFETY: both descriptors are in the background thread's table, which this thread shares. They
-    // are closed there only when this thread does not listen any more.
-    let (touches, bell) =
-        unsafe { (BorrowedFd::borrow_raw(fd), bell.as_ref().map(|bell| bell.event())) };
+    // SAFETY: the descriptor is in the background thread's table, which this thread shares, and is
+    // closed there only when this thread does not listen any more.
+    let touches = unsafe { BorrowedFd::borrow_raw(fd) };
+    // SAFETY: the bell's descriptor is in that table, too, until this thread does not listen.
+    let bell = bell.as_ref().map(|bell| unsafe { bell.event() });
     let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
     let mut fds = [watched(touches), watched(bell.unwrap_or(touches))];
     let most_ns = match (patient, bell) {
