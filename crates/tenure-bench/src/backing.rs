@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code, reason = "maps memory and files")]
 
-use crate::call::failed_at;
 use rustix::fs::{memfd_create, open, openat, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -13,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use tenure_command::call::failed_at;
 
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 

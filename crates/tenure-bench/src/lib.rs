@@ -13,7 +13,6 @@
 
 mod backing;
 pub mod cache;
-pub mod call;
 pub mod change;
 pub mod harness;
 pub mod hit_ratio;
@@ -26,7 +25,6 @@ pub mod page;
 pub mod populate;
 pub mod programs;
 pub mod shared;
-mod terminal;
 pub mod unmap;
 pub mod volatile;
 

@@ -3,11 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod arguments;
-#[allow(dead_code, reason = "the command tenure uses all of it")]
-mod number;
-
-use arguments::{Arguments, Command, Limit, Run};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,8 +12,9 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
-use tenure_bench::call::failed_at;
 use tenure_bench::{change, load, page};
+use tenure_command::bench::{self, Arguments, Command, Limit, Run};
+use tenure_command::call::failed_at;
 
 /// The status that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -42,7 +38,7 @@ fn launcher() -> Option<PathBuf> {
 
 /// Parses the arguments, or ends the process with what is wrong.
 fn parse() -> Arguments {
-    let parsed = number::parse(&Arguments::command());
+    let parsed = tenure_command::number::parse(&Arguments::command());
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| error.exit())
 }
@@ -134,7 +130,7 @@ fn catch_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn compare(args: &arguments::Compare) -> io::Result<ExitCode> {
+fn compare(args: &bench::Compare) -> io::Result<ExitCode> {
     let changes = change::between(&args.before, &args.after, args.threshold / 100.0)?;
     let mut out = io::stdout().lock();
     match args.json {
@@ -148,7 +144,7 @@ fn compare(args: &arguments::Compare) -> io::Result<ExitCode> {
     })
 }
 
-fn report(args: &arguments::Report) -> io::Result<()> {
+fn report(args: &bench::Report) -> io::Result<()> {
     let text = page::of_files(&args.runs)?;
     match &args.html {
         Some(path) => std::fs::write(path, text).map_err(|error| failed_at(path, "open", error)),

@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+tenure_testkit::plain_output!();
+
 const BENCH: &str = env!("CARGO_BIN_EXE_tenure-bench");
 
 /// A directory of this test's own, removed in the end.

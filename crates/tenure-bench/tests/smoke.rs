@@ -8,6 +8,8 @@ use tenure::{pool, retire, Volatile};
 use tenure_bench::{list, run_to, Options};
 use tenure_testkit::{in_child, sweep, this_test, LeakCheck};
 
+tenure_testkit::plain_output!();
+
 const BENCH: &str = env!("CARGO_BIN_EXE_tenure-bench");
 
 struct Ran {

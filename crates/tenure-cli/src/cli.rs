@@ -2,12 +2,12 @@
 
 use crate::failure::WrongUsage;
 use crate::{
-    bench, completions, demo, doctor, explain, inspect, lock, man, metrics, number, populate, run,
-    top,
+    bench, completions, demo, doctor, explain, inspect, lock, man, metrics, populate, run, top,
 };
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsStr;
+use tenure_command::{number, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +30,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage.";
 /// Control how long memory pages stay: caches that the kernel can shrink, and large memory without stalls.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(color = terminal::colours())]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -1,6 +1,5 @@
 //! Ctrl-C and SIGTERM as a flag, and as a descriptor for a sleeping thread.
 
-use crate::call::failed;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -11,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
+use tenure_command::call::failed;
 
 /// Set by the first such signal; the second one ends the process by default.
 #[derive(Debug)]

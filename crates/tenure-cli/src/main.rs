@@ -3,7 +3,6 @@
 #![deny(unsafe_code)]
 
 mod bench;
-mod call;
 mod cli;
 mod completions;
 mod demo;
@@ -17,13 +16,11 @@ mod lock;
 mod man;
 mod metrics;
 mod name;
-mod number;
 mod populate;
 mod process;
 mod room;
 mod run;
 mod size;
-mod terminal;
 mod text_table;
 mod top;
 mod wrap;

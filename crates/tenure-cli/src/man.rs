@@ -1,11 +1,11 @@
 //! `tenure man-pages`: a manual page for each command, from the definitions of the flags.
 
-use crate::call::failed_at;
 use clap::Command;
 use clap_mangen::Man;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
+use tenure_command::call::failed_at;
 
 /// The command's hidden name.
 pub const NAME: &str = "man-pages";

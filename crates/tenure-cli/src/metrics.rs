@@ -1,6 +1,5 @@
 //! `tenure metrics`: figures of running programs, for Prometheus.
 
-use crate::call::failed;
 use crate::failure::Found;
 use crate::name::{plain, shown};
 use crate::process::family::{self, Stat};
@@ -11,6 +10,7 @@ use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use tenure::metrics::Metrics;
+use tenure_command::call::failed;
 
 const HELP: &str = "\
 The command prints programs that use tenure, also under `tenure run`. Each line has the labels pid \

@@ -1,8 +1,8 @@
 //! How much memory this process may still take.
 
-use crate::call::failed;
 use memmap2::MmapOptions;
 use tenure::populate::{Access, Limiting, Populate, Room};
+use tenure_command::call::failed;
 
 /// Asks for one page: the available memory does not depend on the requested amount.
 pub fn ask() -> anyhow::Result<Room> {

@@ -1,6 +1,6 @@
 //! Sizes in bytes, as people write and read them.
 
-use crate::number;
+use tenure_command::number;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

@@ -25,8 +25,6 @@ mod os;
 #[path = "../../tenure/src/range.rs"]
 mod range;
 
-#[path = "../../tenure-cli/src/call.rs"]
-mod call;
 #[path = "../../tenure-cli/src/name.rs"]
 mod name;
 #[path = "../../tenure-cli/src/process/mod.rs"]

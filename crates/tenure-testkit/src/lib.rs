@@ -6,6 +6,7 @@
 //!
 //! - [`tests_under`]: a program's own tests, run once more under a filter.
 //! - [`build`]: libraries and C programs for a test.
+//! - [`plain_output!`]: no colours and no width from the caller of the tests.
 //! - [`refused`]: parts of the kernel refused as users find them, and tests under that.
 //! - [`hugetlb`]: more huge pages in the kernel's pool.
 //! - [`leak`]: mappings, descriptors and threads before and after.
@@ -22,6 +23,7 @@ pub mod child;
 pub mod deadline;
 pub mod hugetlb;
 pub mod leak;
+pub mod look;
 pub mod refused;
 pub mod skip;
 mod sweep;

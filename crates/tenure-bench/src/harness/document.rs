@@ -3,13 +3,13 @@
 use super::compare::Outcome;
 use super::machine::{peer_versions, Machine};
 use super::row::{Role, Row};
-use crate::call::failed_at;
 use crate::Options;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tenure_command::call::failed_at;
 
 /// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! The progress of a run, on standard error: a bar on a terminal that draws, otherwise a line from
 //! time to time.
 
-use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
+use tenure_command::terminal;
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
 const STEPS: f64 = 1000.0;

@@ -6,12 +6,12 @@ use super::pace::{interrupted, Pace, Share};
 use super::progress::Progress;
 use super::row::Row;
 use super::table::{render, verdict};
-use crate::call::failed_at;
 use crate::Options;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::time::Instant;
+use tenure_command::call::failed_at;
 
 /// Collects the comparisons of a bench.
 pub struct Report<'a> {

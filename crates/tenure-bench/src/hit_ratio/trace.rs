@@ -1,10 +1,10 @@
 //! A sequence of requests, and the files from which it can be read.
 
-use crate::call::failed_at;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
+use tenure_command::call::failed_at;
 
 /// One request. Keys are numbered from 0 in the order of their first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code, reason = "maps a file, and asks what of it is in memory")]
 
-use crate::call::failed_at;
 use crate::harness::in_process;
 use rustix::fs::{fadvise, fdatasync, fstatvfs, open, Advice, Mode, OFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -12,6 +11,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::ptr;
+use tenure_command::call::failed_at;
 
 const BLOCK: usize = 4 << 20;
 

@@ -1,12 +1,12 @@
 //! The programs' directory, and the search for installed programs.
 
-use crate::call::failed;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use tenure_command::call::failed;
 
 /// A directory, removed in the end.
 pub(crate) struct Place {

@@ -1,16 +1,13 @@
 //! `tenure bench` and `tenure report`: start the program `tenure-bench`, which has the benchmarks
 //! and the caches that they compare.
 
-#[allow(dead_code, reason = "the values are for tenure-bench; here only the definitions are used")]
-mod arguments;
-
-use crate::call::failed_at;
 use crate::failure::CannotRun;
 use clap::{Command as Grammar, CommandFactory};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use tenure_command::call::failed_at;
 
 const PROGRAM: &str = "tenure-bench";
 
@@ -36,8 +33,10 @@ pub struct ReportArgs {
 /// Arguments that are parsed here are passed on unchanged, because another version of tenure-bench
 /// may have more.
 pub fn documented(tenure: Grammar) -> Grammar {
-    let bench =
-        arguments::Arguments::command().name("bench").bin_name("tenure bench").version(None);
+    let bench = tenure_command::bench::Arguments::command()
+        .name("bench")
+        .bin_name("tenure bench")
+        .version(None);
     let report = bench.find_subcommand("report").cloned().unwrap_or_else(|| Grammar::new("report"));
     tenure.mut_subcommand("bench", |_| bench).mut_subcommand("report", |_| report)
 }

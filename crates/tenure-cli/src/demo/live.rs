@@ -4,9 +4,9 @@
 
 use super::outcome::{Outcome, Sample, Way};
 use crate::size;
-use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
+use tenure_command::terminal;
 
 /// The display.
 pub struct Live {

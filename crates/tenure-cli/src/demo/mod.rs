@@ -26,7 +26,6 @@ pub use options::Args;
 pub use process::{NEIGHBOUR, WORKER};
 pub use worker::run as work;
 
-use crate::call::failed;
 use crate::failure::{Found, WrongUsage};
 use crate::name::shown;
 use crate::size;
@@ -43,6 +42,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use store::Kind;
 use tenure::shared::SharedCache;
+use tenure_command::call::failed;
 use wire::Plan;
 
 /// Runs the command.

@@ -3,10 +3,10 @@
 use super::outcome::Way;
 use super::schedule::Schedule;
 use super::store::Kind;
-use crate::number::within;
 use crate::size;
 use std::path::PathBuf;
 use std::time::Duration;
+use tenure_command::number::within;
 
 /// The most that preparing may take, where the machine makes enough in that time.
 pub const PREPARATION: Duration = Duration::from_secs(10);

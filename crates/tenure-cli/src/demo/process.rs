@@ -1,7 +1,6 @@
 //! One of the demo's two processes: this program again, with pipes for messages.
 
 use super::wire;
-use crate::call::failed;
 use anyhow::Context;
 use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, BufReader};
@@ -9,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
+use tenure_command::call::failed;
 
 /// The hidden command that is the worker.
 pub const WORKER: &str = "demo-worker";

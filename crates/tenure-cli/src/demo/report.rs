@@ -4,7 +4,6 @@ use super::options::Args;
 use super::outcome::Outcome;
 use super::piece::Pieces;
 use super::room::Enforcement;
-use crate::call::failed;
 use crate::name::shown;
 use crate::size;
 use anyhow::Context;
@@ -12,6 +11,7 @@ use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::path::Path;
+use tenure_command::call::failed;
 
 /// The lines below the plot.
 pub fn setting(

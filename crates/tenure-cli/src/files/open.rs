@@ -1,6 +1,5 @@
 //! Opens files without waiting, and distinguishes the states of a file.
 
-use crate::call::failed;
 use rustix::fs::{fstat, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -9,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tenure_command::call::failed;
 
 /// Device and inode: one file, whatever its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

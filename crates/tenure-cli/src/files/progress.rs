@@ -2,11 +2,11 @@
 //! standard error.
 
 use crate::size;
-use crate::terminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tenure_command::terminal;
 
 const LINE_EVERY: Duration = Duration::from_secs(2);
 

@@ -1,13 +1,13 @@
 //! Finds the regular files under the names on the command line.
 
 use super::{FileId, Selection, Stamp};
-use crate::call::failed;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tenure_command::call::failed;
 use walkdir::{DirEntry, WalkDir};
 
 /// A regular file as it was found.

@@ -1,8 +1,8 @@
 //! The options of `tenure inspect`.
 
-use crate::number::within;
 use crate::process::names::number;
 use clap::ValueEnum;
+use tenure_command::number::within;
 
 const HELP: &str = "\
 Columns: size (addresses), resident (in memory), locked, on fault (locked on fault: the pages that \

@@ -13,7 +13,6 @@ mod watch;
 use crate::failure::Found as Failed;
 use crate::files::{self, counted, progress::Display, Found, Selection};
 use crate::interrupt::Interrupt;
-use crate::number::within;
 use crate::size;
 use budget::Budget;
 use lock_set::{LockSet, Reason};
@@ -25,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tenure::lock::When;
+use tenure_command::number::within;
 use trouble::Trouble;
 use watch::{anchors, Watch, LOOK_EVERY};
 

@@ -1,11 +1,11 @@
 //! Notifies the service manager (`Type=notify` of systemd, and others with its protocol).
 
-use crate::call::failed;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use tenure_command::call::failed;
 
 /// Sends `state`, such as `READY=1`, to `$NOTIFY_SOCKET`, if there is one.
 pub fn tell(state: &str) -> io::Result<()> {

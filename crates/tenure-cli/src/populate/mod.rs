@@ -8,12 +8,12 @@ use crate::failure::Found;
 use crate::files::{self, progress::Display, FileAt, Selection};
 use crate::interrupt::Interrupt;
 use crate::name::shown;
-use crate::number::{seconds, within};
 use crate::{room, size};
 use outcome::{Ending, Outcome, Summary};
 use std::io::{self, Write};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
+use tenure_command::number::{seconds, within};
 use work::Work;
 
 const HELP: &str = "\

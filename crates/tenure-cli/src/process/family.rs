@@ -1,8 +1,8 @@
 //! Processes and their descendants, and the facts in `/proc/PID/stat`.
 
-use crate::call::failed;
 use std::collections::BTreeMap;
 use std::io;
+use tenure_command::call::failed;
 
 /// A part of `/proc/PID/stat`.
 #[derive(Clone, Debug, Default)]

@@ -1,9 +1,9 @@
 //! Finds the library to preload.
 
-use crate::call::failed;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tenure_command::call::failed;
 use tenure_launch::{LIBRARY, LIBRARY_OF_CARGO};
 
 /// Names the library, for the case that it is elsewhere.

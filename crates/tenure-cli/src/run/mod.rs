@@ -5,7 +5,6 @@ mod library;
 mod pipe;
 mod program;
 
-use crate::call::failed;
 use crate::failure::CannotRun;
 use crate::name::shown;
 use anyhow::Context;
@@ -13,6 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use tenure_command::call::failed;
 use tenure_launch::{self as launch, variable};
 
 pub use library::find as find_library;

@@ -1,7 +1,6 @@
 //! Checks whether a library can be preloaded into a program, before it runs. Otherwise the loader
 //! would leave the library out silently, or fail half way.
 
-use crate::call::failed;
 use crate::failure::CannotRun;
 use crate::name::shown;
 use object::elf;
@@ -15,6 +14,7 @@ use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use tenure_command::call::failed;
 
 /// Scripts may be interpreted by scripts; the kernel follows this many.
 const MOST_SCRIPTS: usize = 5;

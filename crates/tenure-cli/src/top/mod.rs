@@ -11,11 +11,11 @@ pub use options::Args;
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
 use crate::process::names::living;
-use crate::terminal;
 use crate::wrap::columns;
 use columns::Column;
 use sample::{Sampler, Snapshot};
 use std::io::{self, IsTerminal, Write};
+use tenure_command::terminal;
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {

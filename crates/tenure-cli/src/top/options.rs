@@ -1,9 +1,9 @@
 //! The options of `tenure top`.
 
 use super::columns::Column;
-use crate::number::{seconds, within};
 use crate::process::names::number;
 use std::time::Duration;
+use tenure_command::number::{seconds, within};
 
 const HELP: &str = "\
 Columns: resident memory; bytes pinned, marked and offered; bytes of the pool that are in use; purges, refills and \

@@ -4,10 +4,10 @@ use super::columns::{self, Column};
 use super::keys::{action, Action};
 use super::options::Args;
 use super::sample::{Sampler, Snapshot};
-use crate::call::failed;
 use crate::interrupt::Interrupt;
 use crate::name::plain;
 use crate::process::range::Range;
+use tenure_command::call::failed;
 
 use crate::process::pressure::Group;
 use crate::size::show;

@@ -1,6 +1,8 @@
 //! The command `tenure` as a shell sees it. It is one test program, so that tests that wait do so
 //! beside each other.
 
+tenure_testkit::plain_output!();
+
 mod bench;
 mod command_line;
 mod demo;

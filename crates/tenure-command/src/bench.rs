@@ -1,7 +1,6 @@
 //! The grammar of `tenure bench` and `tenure report`.
 //!
-//! The command `tenure` also has this file, by a link, and makes its manual pages and completions
-//! from it.
+//! `tenure` makes its manual pages and completions from it.
 
 use crate::number::{size, within};
 use clap::{Args, Parser, Subcommand};
@@ -37,6 +36,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
     version,
     after_help = EXAMPLES,
     args_conflicts_with_subcommands = true,
+    color = crate::terminal::colours(),
     disable_help_subcommand = true
 )]
 pub struct Arguments {

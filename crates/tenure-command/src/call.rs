@@ -1,6 +1,4 @@
 //! Errors of system calls: with the call and a remedy.
-//!
-//! The command `tenure` also has this file, by a link.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;

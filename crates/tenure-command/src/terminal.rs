@@ -1,12 +1,19 @@
 //! What the user's terminal can do.
-//!
-//! The command `tenure` also has this file, by a link.
 
+use clap::ColorChoice;
 use std::ffi::OsString;
 
 /// Returns whether it can move its cursor. Others show text only, as those in editors do.
 pub fn draws() -> bool {
     is_known(std::env::var_os("TERM"))
+}
+
+/// When messages have colours. Where `CI` is set, clap by itself sends them to any terminal.
+pub fn colours() -> ColorChoice {
+    match draws() || std::env::var_os("CLICOLOR_FORCE").is_some() {
+        true => ColorChoice::Auto,
+        false => ColorChoice::Never,
+    }
 }
 
 fn is_known(term: Option<OsString>) -> bool {

@@ -1,6 +1,4 @@
 //! Numbers on the command line: each error has the range, the unit and an example.
-//!
-//! The command `tenure` also has this file, by a link.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, Error};

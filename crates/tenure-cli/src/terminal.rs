@@ -1,1 +1,0 @@
-../../tenure-bench/src/terminal.rs

@@ -1,0 +1,13 @@
+//! What the commands `tenure` and `tenure-bench` share.
+//!
+//! - [`bench`]: the arguments of `tenure bench`, which `tenure` documents and `tenure-bench` carries out.
+//! - [`number`]: numbers on the command line.
+//! - [`call`]: errors of system calls.
+//! - [`terminal`]: what the user's terminal can do.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod call;
+pub mod number;
+pub mod terminal;
