@@ -1,6 +1,6 @@
 //! What the commands `tenure` and `tenure-bench` share.
 //!
-//! - [`bench`]: the arguments of `tenure bench`, which `tenure` documents and `tenure-bench` carries out.
+//! - [`mod@bench`]: the arguments of `tenure bench`, which `tenure` documents and `tenure-bench` carries out.
 //! - [`number`]: numbers on the command line.
 //! - [`call`]: errors of system calls.
 //! - [`terminal`]: what the user's terminal can do.
