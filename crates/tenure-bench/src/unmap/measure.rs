@@ -48,7 +48,7 @@ pub(super) fn measure(case: &Case, way: Way, options: &Options) -> io::Result<Me
     way.wait()?;
     let total = start.elapsed();
     let cpu = (process_cpu() - cpu).saturating_sub(theirs()? - cpu_theirs);
-    // So that each has recorded an operation, even if the unmapping takes microseconds.
+    // So that each has recorded some operations, even if the unmapping takes microseconds.
     thread::sleep(WATCH_MIN.saturating_sub(start.elapsed()));
     let waits = bystanders.into_iter().map(Bystander::end).collect::<io::Result<_>>()?;
     if way != Way::Nothing && case.content.is_resident_memory() {
