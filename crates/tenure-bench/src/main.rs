@@ -40,7 +40,7 @@ fn launcher() -> Option<PathBuf> {
 fn parse() -> Arguments {
     let parsed = tenure_command::number::parse(&Arguments::command());
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
-    parsed.unwrap_or_else(|error| error.exit())
+    parsed.unwrap_or_else(|error| tenure_command::usage::exit(&error, "tenure bench"))
 }
 
 fn main() -> ExitCode {

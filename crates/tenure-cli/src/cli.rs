@@ -7,7 +7,7 @@ use crate::{
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsStr;
-use tenure_command::{number, terminal};
+use tenure_command::{number, terminal, usage};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +91,7 @@ pub fn run() -> anyhow::Result<()> {
 fn parse() -> Cli {
     let grammar = Cli::command();
     let parsed = number::parse(&grammar).and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.unwrap_or_else(|error| name_the_variable(error, &grammar).exit())
+    parsed.unwrap_or_else(|error| usage::exit(&name_the_variable(error, &grammar), "tenure"))
 }
 
 /// A wrong value that comes from an environment variable: the message names the variable, and not

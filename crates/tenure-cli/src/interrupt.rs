@@ -1,9 +1,9 @@
-//! Ctrl-C and SIGTERM as a flag, and as a descriptor for a sleeping thread.
+//! Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) as a flag, and as a descriptor for a sleeping thread.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -19,6 +19,18 @@ pub struct Interrupt {
     wakes: UnixStream,
 }
 
+/// Returns whether the program was started with this signal ignored, as `nohup` does for SIGHUP.
+#[allow(unsafe_code, reason = "asks for a signal's disposition")]
+fn is_ignored(signal: i32) -> bool {
+    let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: with a null second argument the call only writes the local structure.
+    let now = unsafe {
+        libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr());
+        now.assume_init()
+    };
+    now.sa_sigaction == libc::SIG_IGN
+}
+
 impl Interrupt {
     /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
@@ -28,7 +40,7 @@ impl Interrupt {
     fn installed() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wakes, writes) = UnixStream::pair()?;
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal)) {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;

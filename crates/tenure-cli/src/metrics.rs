@@ -229,7 +229,16 @@ fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
     Ok(all_read)
 }
 
+/// Replaces a file in one step, so that its readers find the old text or the new one, and keeps its
+/// mode. A link to a file is replaced itself: who may make links there must not choose the file. What
+/// is no file (`/dev/stdout`, a pipe) is written.
 fn replace(file: &Path, text: &str) -> io::Result<()> {
+    let there = std::fs::metadata(file).ok();
+    if there.as_ref().is_some_and(|there| !there.is_file() && !there.is_dir()) {
+        let opened = std::fs::OpenOptions::new().write(true).open(file);
+        let mut opened = opened.map_err(|error| failed("open", error))?;
+        return opened.write_all(text.as_bytes()).map_err(|error| failed("write", error));
+    }
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "name a file, not a directory");
     let name = file.file_name().ok_or_else(no_name)?;
     let mut beside = std::ffi::OsString::from(".");
@@ -239,6 +248,7 @@ fn replace(file: &Path, text: &str) -> io::Result<()> {
     let mut new = std::fs::File::create_new(&beside).map_err(|error| failed("open", error))?;
     let written = new
         .write_all(text.as_bytes())
+        .and_then(|()| there.map_or(Ok(()), |there| new.set_permissions(there.permissions())))
         .map_err(|error| failed("write", error))
         .and_then(|()| std::fs::rename(&beside, file).map_err(|error| failed("rename", error)));
     if written.is_err() {

@@ -4,6 +4,7 @@
 //! - [`number`]: numbers on the command line.
 //! - [`call`]: errors of system calls.
 //! - [`terminal`]: what the user's terminal can do.
+//! - [`usage`]: the end of a command by its help, or by wrong usage.
 
 #![forbid(unsafe_code)]
 
@@ -11,3 +12,4 @@ pub mod bench;
 pub mod call;
 pub mod number;
 pub mod terminal;
+pub mod usage;

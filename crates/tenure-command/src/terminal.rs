@@ -10,7 +10,8 @@ pub fn draws() -> bool {
 
 /// When messages have colours. Where `CI` is set, clap by itself sends them to any terminal.
 pub fn colours() -> ColorChoice {
-    match draws() || std::env::var_os("CLICOLOR_FORCE").is_some() {
+    let is_forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|how| how != "0");
+    match draws() || is_forced {
         true => ColorChoice::Auto,
         false => ColorChoice::Never,
     }

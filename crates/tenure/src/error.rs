@@ -139,7 +139,8 @@ impl Error {
             }
             _ => (ErrorKind::System, "run `tenure doctor` to see the features of this kernel"),
         };
-        Error::new(kind, call, format!("{syscall} failed: {errno}"), remedy)
+        let why = text(format_args!("{syscall} failed: {errno}"));
+        Error::new(kind, call, why.unwrap_or("a system call failed".into()), remedy)
             .with_errno(errno.raw_os_error())
     }
 
@@ -195,6 +196,22 @@ impl Error {
     pub fn remedy(&self) -> &str {
         &self.remedy
     }
+}
+
+/// Formats a text. `None`: there is no memory for it, and `format!` would end the process.
+fn text(of: fmt::Arguments<'_>) -> Option<Cow<'static, str>> {
+    struct Careful(String);
+
+    impl fmt::Write for Careful {
+        fn write_str(&mut self, more: &str) -> fmt::Result {
+            self.0.try_reserve(more.len()).map_err(|_| fmt::Error)?;
+            self.0.push_str(more);
+            Ok(())
+        }
+    }
+
+    let mut careful = Careful(String::new());
+    fmt::write(&mut careful, of).ok().map(|()| careful.0.into())
 }
 
 impl fmt::Display for Error {

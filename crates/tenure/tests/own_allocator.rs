@@ -149,3 +149,77 @@ fn forks_beside_everything() {
 fn a_fork_that_holds_the_allocator_hangs_nothing() {
     promised(this_test!(), forks_beside_everything);
 }
+
+/// Stops the threads of a collector's program: each is in its handler until the collector goes on.
+struct Stops {
+    /// The number of this stop, and of the last one that is over.
+    now: AtomicUsize,
+    over: AtomicUsize,
+    stopped: AtomicUsize,
+}
+
+static STOPS: Stops =
+    Stops { now: AtomicUsize::new(0), over: AtomicUsize::new(0), stopped: AtomicUsize::new(0) };
+
+extern "C" fn stop(_: i32) {
+    let now = STOPS.now.load(Ordering::SeqCst);
+    STOPS.stopped.fetch_add(1, Ordering::SeqCst);
+    while STOPS.over.load(Ordering::SeqCst) < now {
+        std::thread::yield_now();
+    }
+}
+
+/// A garbage collector stops threads by a signal, also one that has the allocator's lock. A thread
+/// that builds objects must not wait for that lock with the signal blocked.
+#[test]
+fn a_collector_can_stop_a_thread_that_builds_an_object() {
+    promised(this_test!(), || {
+        // SAFETY: the handler reads and writes static words only.
+        unsafe { libc::signal(libc::SIGUSR1, stop as *const () as libc::sighandler_t) };
+        let sevens = |_: usize, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        };
+        let build = move || Volatile::builder(PAGE).refill(Refill::pages(sevens)).build().unwrap();
+        // What the first object decides, it decides once: docs/limits.md.
+        drop(Volatile::new(PAGE).unwrap());
+        let until = Instant::now() + Duration::from_secs(sweep(8, 60) as u64);
+        let (tell, threads) = std::sync::mpsc::channel();
+        let start = |work: Box<dyn Fn() + Send>| {
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                // SAFETY: returns the calling thread's own id.
+                tell.send(unsafe { libc::pthread_self() }).unwrap();
+                loop {
+                    work();
+                }
+            });
+        };
+        // Each build starts the threads anew.
+        start(Box::new(move || {
+            drop(build());
+            tenure::end_background_threads();
+        }));
+        start(Box::new(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(3000)))));
+        let threads: Vec<_> = threads.iter().take(2).collect();
+        while Instant::now() < until {
+            STOPS.stopped.store(0, Ordering::SeqCst);
+            let now = STOPS.now.fetch_add(1, Ordering::SeqCst) + 1;
+            for thread in &threads {
+                // SAFETY: the threads run until the process ends.
+                unsafe { libc::pthread_kill(*thread, libc::SIGUSR1) };
+            }
+            let asked = Instant::now();
+            while STOPS.stopped.load(Ordering::SeqCst) < threads.len() {
+                // Nothing is allocated here: a stopped thread may have the lock.
+                if asked.elapsed() > PATIENCE {
+                    // SAFETY: ends the process.
+                    unsafe { libc::_exit(1) };
+                }
+                std::thread::yield_now();
+            }
+            STOPS.over.store(now, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    });
+}

@@ -11,7 +11,10 @@ use rustix::param::page_size;
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::{Acquire, Relaxed, Release}};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};

@@ -168,11 +168,14 @@ fn an_error_of_a_file_names_the_file_the_call_and_the_remedy() {
         let errors = text(&done.stderr);
         assert!(errors.contains(&format!("{variable}=/nonexistent/x: {MISSING}")), "{errors}");
     }
-    for arguments in [&["explain", "lock", "1"][..], &["explain", "lock", "1", "--json"]] {
+    let help = [&["--help"][..], &["--version"], &["help", "run"], &["populate", "--help"]];
+    let explain = [&["explain", "lock", "1"][..], &["explain", "lock", "1", "--json"]];
+    for arguments in help.into_iter().chain(explain) {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let done = tenure(arguments).stdout(full).output().unwrap();
         let errors = text(&done.stderr);
         assert!(errors.starts_with("tenure: standard output cannot be written: "), "{errors}");
+        assert_eq!(done.status.code(), Some(1), "{arguments:?}");
     }
 }
 

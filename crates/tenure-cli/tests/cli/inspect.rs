@@ -2,7 +2,9 @@
 //! kernel's and the process's own.
 
 use crate::kit::{self, is_root, json, parts, AsUser};
+use std::fs::Permissions;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use tenure::{pool, Volatile};
 use tenure_testkit::{in_child, or_skip, this_test};
@@ -543,5 +545,31 @@ fn metrics_are_open_metrics_of_the_program() {
         assert!(text.contains("# TYPE tenure_purges_total counter\n"), "{text}");
         assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        // The file keeps its mode. A link is replaced, and the file that it names stays.
+        std::fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        metrics(&[&own(), "--output", name]);
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        let (other, link) = (dir.path().join("other"), dir.path().join("link"));
+        std::fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        metrics(&[&own(), "--output", link.to_str().unwrap()]);
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "other");
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
+        // A pipe, as `/dev/stdout` is here, is written and not replaced.
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mkfifoat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        )
+        .unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read_to_string(pipe).unwrap()
+        });
+        let done = metrics(&[&own(), "--output", pipe.to_str().unwrap()]);
+        assert_eq!(parts(&done), (Some(0), String::new(), String::new()));
+        assert!(reader.join().unwrap().contains("tenure_purges_total"));
+        assert!(!std::fs::symlink_metadata(&pipe).unwrap().is_file());
     });
 }

@@ -139,7 +139,8 @@ fn a_key_or_a_signal_ends_it_and_the_terminal_is_as_it_was() {
         })
     };
     let by_signal = on_a_terminal(|_, number| kit::signal(number, rustix::process::Signal::TERM));
-    let ends = [key(b"q"), key(b"a<>Ih \x1b[21~"), key(b"\x03"), by_signal];
+    let by_hangup = on_a_terminal(|_, number| kit::signal(number, rustix::process::Signal::HUP));
+    let ends = [key(b"q"), key(b"a<>Ih \x1b[21~"), key(b"\x03"), by_signal, by_hangup];
     for (number, end) in ends.into_iter().enumerate() {
         let Some((screen, code)) = end else { skip!("there is no script(1)") };
         assert_eq!(code, Some(0), "{number}: {screen:?}");

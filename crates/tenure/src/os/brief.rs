@@ -68,6 +68,11 @@ impl Note {
     }
 }
 
+/// From here on the numbers of tenure's lasting descriptors are: programs hand out and close the low
+/// ones. Where the limit on descriptors is below this number, most of them do not stay open: the
+/// program may need all numbers.
+pub(super) const HIGH: RawFd = 700;
+
 /// The longest wait of a fork and another thread for each other. Without this bound they could wait
 /// for ever: a fork handler may want a lock that the other thread has.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -113,6 +118,11 @@ pub(crate) fn open(path: impl Arg) -> Result<Brief, Errno> {
 /// Opens a file for its facts only. This reads nothing, and needs no permission on the file itself.
 pub(crate) fn open_for_facts(path: impl Arg) -> Result<Brief, Errno> {
     open_for(path, OFlags::PATH)
+}
+
+/// Opens a device for requests.
+pub(super) fn open_device(path: &CStr) -> Result<Brief, Errno> {
+    open_for(path, OFlags::RDWR)
 }
 
 /// Opens, through `/proc`, a file description of its own for a file that the program has open, to
@@ -176,6 +186,30 @@ pub(super) fn open_by(
     file.map(|_| brief).ok_or(Errno::BADF)
 }
 
+/// Closes a number that tenure got for this file, unless the program has closed it, and maybe put
+/// another file there.
+///
+/// Not by the owning type: debug builds end the process if another thread has closed it just now.
+pub(super) fn close(number: RawFd, file: File) {
+    // SAFETY: the call only asks which file it is; a free number is an error.
+    if file_of(unsafe { BorrowedFd::borrow_raw(number) }) == Some(file) {
+        // SAFETY: it is the file that tenure has opened under this number, and its only user gives
+        // it up by this call.
+        unsafe { libc::close(number) };
+    }
+}
+
+/// Duplicates a descriptor to a number of at least `least`.
+pub(super) fn copy(number: RawFd, least: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: the call makes a new number; it closes and changes none.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, least) };
+    if copy < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: the kernel has just made the descriptor for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
 impl Brief {
     pub fn file(&self) -> File {
         self.file
@@ -187,25 +221,19 @@ impl Brief {
 
     /// Duplicates the descriptor to a number of at least `least`.
     pub(super) fn again(&self, least: RawFd) -> Option<Brief> {
-        let open = || {
-            // SAFETY: the call makes a new number; it closes and changes none.
-            let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD_CLOEXEC, least) };
-            if number < 0 {
-                return Err(last_errno());
-            }
-            // SAFETY: the kernel has just made the descriptor for this call.
-            Ok(unsafe { OwnedFd::from_raw_fd(number) })
-        };
         // If the program has put a file of its own under the first number, the duplicate is of that
         // file and is closed.
-        open_by(open, |_, _| true).ok().filter(|again| again.file == self.file)
+        let again = open_by(|| copy(self.number(), least), |_, _| true);
+        again.ok().filter(|again| again.file == self.file)
     }
 
-    /// Keeps the descriptor open, also in a child.
-    pub(super) fn stays(self) {
-        if let Some(note) = ManuallyDrop::new(self).note {
+    /// Keeps the descriptor open, also in a child. Returns its number.
+    pub(super) fn stays(self) -> RawFd {
+        let own = ManuallyDrop::new(self);
+        if let Some(note) = own.note {
             note.word.store(0, Ordering::SeqCst);
         }
+        own.number()
     }
 
     /// Returns whether the number is still this file's. Another thread of the program may have
@@ -279,13 +307,7 @@ impl Drop for Brief {
                 note.word.store(here() | BUSY, Ordering::SeqCst);
             }
         }
-        if self.is_open() {
-            // Not by the owning type: debug builds end the process if another thread has closed it
-            // just now.
-            // SAFETY: the descriptor was opened by `open`, is still the same file, and is closed
-            // once, here.
-            unsafe { libc::close(self.fd.as_raw_fd()) };
-        }
+        close(self.number(), self.file);
         if let Some(note) = self.note {
             note.word.store(0, Ordering::SeqCst);
         }
@@ -326,13 +348,8 @@ pub(crate) fn release() {
 pub(crate) fn close_others() {
     for (note, word) in others() {
         if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
-            // SAFETY: the call only asks which file it is; a free number is an error.
-            let there = file_of(unsafe { BorrowedFd::borrow_raw(number as RawFd) });
-            if there == Some(note.file()) {
-                // SAFETY: it is the file that a thread which this process does not have has opened under this
-                // number, and has not closed.
-                unsafe { libc::close(number as RawFd) };
-            }
+            // A thread that this process does not have has opened the file, and has not closed it.
+            close(number as RawFd, note.file());
         }
         note.word.store(0, Ordering::SeqCst);
     }

@@ -1,8 +1,8 @@
 //! The size, the holes and the free room of the file behind a mapping. Files of memory.
 
-use super::brief::open_for_facts;
+use super::brief::{self, open_for_facts, Brief};
 use super::smaps::Entry;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{
     fallocate, fstat, fstatfs, major, memfd_create, minor, FallocateFlags, MemfdFlags,
 };
@@ -94,9 +94,10 @@ pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), 
 
 /// Makes a file of memory that cannot be executed. Some systems allow only such files
 /// (`vm.memfd_noexec`). Before Linux 6.3 the flag is unknown.
-pub(crate) fn memfd(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, Errno> {
-    match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+pub(crate) fn memfd(name: &CStr, flags: MemfdFlags) -> Result<Brief, Errno> {
+    let make = || match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags),
         made => made,
-    }
+    };
+    brief::open_by(make, |_, _| true)
 }

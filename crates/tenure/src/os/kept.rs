@@ -7,7 +7,7 @@
 //! after the question. (For a wrong answer to count, a file would have to be put under the number
 //! and tenure's file put back, all in between.) Otherwise the file is opened again.
 
-use super::brief::{self, Brief};
+use super::brief::{self, Brief, HIGH};
 use super::own_table::this_thread_has_own_table;
 use super::signal::Blocked;
 use super::{generation, uffd};
@@ -17,9 +17,6 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Programs hand out and close the low numbers. Where the limit on descriptors is below this
-/// number, nothing stays open: the program may need all of them.
-const LEAST_NUMBER: RawFd = 700;
 /// How often a question is put by a kept descriptor before a descriptor is opened for this question
 /// only.
 const ATTEMPTS: usize = 3;
@@ -162,7 +159,7 @@ impl Kept {
         let _blocked = Blocked::all();
         let process = generation::current();
         let low = (self.open_low)().ok()?;
-        let high = low.again(LEAST_NUMBER)?;
+        let high = low.again(HIGH)?;
         let new = word(high.number(), process, high.file().1)?;
         self.device.store(high.file().0, Ordering::Release);
         match self.open.compare_exchange(there, new, Ordering::AcqRel, Ordering::Acquire) {
@@ -246,7 +243,7 @@ mod tests {
     fn a_descriptor_that_the_program_closed_or_took_is_opened_again_and_never_closed() {
         in_child(this_test!(), &[], || {
             let first = number();
-            assert!(first >= LEAST_NUMBER, "{first}");
+            assert!(first >= HIGH, "{first}");
             assert_eq!(number(), first, "it stays open");
             // SAFETY: the descriptor is this module's. The test closes it, and the module must
             // notice.

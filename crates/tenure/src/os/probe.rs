@@ -16,8 +16,9 @@ use super::uffd;
 use super::{page_size, HUGE_PAGE};
 use crate::os::once::RaceOnce;
 use crate::range::PageRange;
-use rustix::fd::AsRawFd;
 use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags, Timespec};
+use std::sync::atomic::AtomicU32;
 
 /// Whether something works.
 ///
@@ -426,7 +427,7 @@ fn free_lazily(mut page: Scratch) -> Result<(), Cause> {
 
 fn try_userfaultfd() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
-    let watcher = uffd::Watcher::of_this_process(fd.as_raw_fd());
+    let watcher = uffd::Watcher::of_this_process(fd.number());
     let page = scratch_page()?;
     uffd::register(watcher, page.range())?;
     // The kernel's own touch of a missing page must fail as a program's does.
@@ -439,15 +440,19 @@ fn try_userfaultfd() -> Result<(), Cause> {
     read_by_kernel(page.range()).map_err(Some)
 }
 
-/// Has the kernel read the page's first byte. Returns `EFAULT` where a load would raise a signal.
+/// Has the kernel read the page's first bytes. Returns `EFAULT` where a load would raise a signal.
+///
+/// By a call without a descriptor: the program may close any number at any time, and open a file of
+/// its own there.
 fn read_by_kernel(page: PageRange) -> Result<(), Errno> {
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    // SAFETY: the range is mapped and lives through the call; the kernel checks the access.
-    let bytes = unsafe { std::slice::from_raw_parts(page.start as *const u8, 1) };
-    let written = rustix::io::write(&writer, bytes).map(drop);
-    // The write only needed an open reading end.
-    drop(reader);
-    written
+    // SAFETY: the range is mapped and lives through the call; only the kernel reads the word.
+    let word = unsafe { &*(page.start as *const AtomicU32) };
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match futex::wait(word, Flags::PRIVATE, u32::MAX, Some(&at_once)) {
+        // The kernel has compared the word: a new page has zeros.
+        Err(Errno::AGAIN) => Ok(()),
+        other => other,
+    }
 }
 
 fn try_populate_write() -> Result<(), Cause> {
@@ -529,7 +534,7 @@ fn try_huge_pages() -> Result<(), Cause> {
 
 fn try_poison() -> Result<(), Cause> {
     let fd = uffd::open(uffd::feature::SIGBUS)?;
-    let watcher = uffd::Watcher::of_this_process(fd.as_raw_fd());
+    let watcher = uffd::Watcher::of_this_process(fd.number());
     let page = scratch_page()?;
     uffd::register(watcher, page.range())?;
     uffd::poison(watcher, page.range())?;

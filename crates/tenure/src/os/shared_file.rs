@@ -1,11 +1,11 @@
 //! A file of memory that processes share (`memfd`): makes it, maps it, and finds it again.
 
-use super::brief::{self, Brief, File};
+use super::brief::{self, Brief, File, HIGH};
 use super::files::memfd;
 use super::own_table::this_thread_has_own_table;
 use super::{advise, raw_map, tid};
 use crate::range::PageRange;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
@@ -42,18 +42,18 @@ impl SharedFile {
         ftruncate(&fd, bytes).map_err(failed("ftruncate"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
-        SharedFile::of(fd).map_err(failed("fstat"))
+        Ok(SharedFile::at(fd))
     }
 
     /// Takes a descriptor over.
     pub fn of(fd: OwnedFd) -> Result<SharedFile, Errno> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 700).unwrap_or(fd);
-        let stat = fstat(&fd)?;
-        Ok(SharedFile {
-            file: (stat.st_dev, stat.st_ino),
-            number: AtomicI32::new(fd.into_raw_fd()),
-            borrowed: AtomicBool::new(false),
-        })
+        brief::open_by(|| Ok(fd), |_, _| true).map(SharedFile::at)
+    }
+
+    fn at(fd: Brief) -> SharedFile {
+        let fd = fd.again(HIGH).unwrap_or(fd);
+        let file = fd.file();
+        SharedFile { file, number: AtomicI32::new(fd.stays()), borrowed: AtomicBool::new(false) }
     }
 
     /// From now on the file is reached by a descriptor of the program's, and by no other.
@@ -66,10 +66,8 @@ impl SharedFile {
             return;
         }
         let own = self.number.swap(fd.as_raw_fd(), Ordering::AcqRel);
-        if !self.borrowed.swap(true, Ordering::AcqRel) && is_file(own, self.file) {
-            // SAFETY: it is still the file that this value has opened, under the number that it
-            // got, and this value has just forgotten the number.
-            drop(unsafe { OwnedFd::from_raw_fd(own) });
+        if !self.borrowed.swap(true, Ordering::AcqRel) {
+            brief::close(own, self.file);
         }
     }
 
@@ -130,12 +128,9 @@ impl SharedFile {
     /// Closes the descriptor, on a thread that has the program's descriptor table. No other thread
     /// borrows it any more.
     pub fn close(&self) {
-        let is_ours = !self.borrowed.load(Ordering::Acquire) && self.is_open();
         let number = self.number.swap(-1, Ordering::AcqRel);
-        if is_ours && number >= 0 {
-            // SAFETY: it is still the file that this value has opened, under the number that it
-            // got.
-            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        if !self.borrowed.load(Ordering::Acquire) && number >= 0 {
+            brief::close(number, self.file);
         }
     }
 
@@ -272,12 +267,6 @@ pub(crate) fn file_of(fd: BorrowedFd<'_>) -> Result<File, Errno> {
     fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-fn is_file(number: RawFd, file: File) -> bool {
-    // SAFETY: the number is only used to ask which file it is.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    file_of(fd) == Ok(file)
-}
-
 /// Opens a second file description of a file that the program has open, through `/proc`.
 pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Errno> {
     let file = file_of(fd)?;
@@ -352,6 +341,7 @@ pub(crate) unsafe fn punch(range: PageRange) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::FromRawFd;
     use tenure_testkit::{in_child, this_test};
 
     /// Runs a test in a process of its own: a program that another test starts has the

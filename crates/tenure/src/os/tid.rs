@@ -1,5 +1,6 @@
 //! The kernel's numbers of threads.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Returns the kernel's number of the calling thread.
@@ -16,14 +17,18 @@ pub(crate) fn has_ended(number: i32) -> bool {
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }
 
-/// Waits until the kernel has no thread of this number; 0: none. `false`: it has one until then.
-pub(crate) fn wait_for_end(number: i32, until: Instant) -> bool {
-    while number != 0 && !has_ended(number) {
+/// Waits until the kernel has no thread of this number; 0: none. The number is 0 then, because a
+/// thread of the program's may get it next. `false`: the kernel has one until then.
+pub(crate) fn wait_for_end(number: &AtomicI32, until: Instant) -> bool {
+    let last = number.load(Ordering::Acquire);
+    while last != 0 && !has_ended(last) {
         if Instant::now() > until {
             return false;
         }
         std::thread::sleep(Duration::from_micros(50));
     }
+    // Not that of a thread that has been started meanwhile.
+    let _ = number.compare_exchange(last, 0, Ordering::AcqRel, Ordering::Relaxed);
     true
 }
 
@@ -35,4 +40,19 @@ pub(crate) fn main_has_ended() -> bool {
     let mut byte = [0_u8; 1];
     // SAFETY: the kernel reads a constant string, and writes one byte at most.
     unsafe { libc::readlink(c"/proc/self/cwd".as_ptr(), byte.as_mut_ptr().cast(), 1) < 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_thread_that_has_ended_is_forgotten() {
+        let number = AtomicI32::new(std::thread::spawn(own).join().unwrap());
+        assert!(wait_for_end(&number, Instant::now() + Duration::from_secs(60)));
+        assert_eq!(number.load(Ordering::Relaxed), 0);
+        number.store(own(), Ordering::Relaxed);
+        assert!(!wait_for_end(&number, Instant::now()));
+        assert_eq!(number.load(Ordering::Relaxed), own());
+    }
 }

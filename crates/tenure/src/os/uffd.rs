@@ -10,8 +10,9 @@ use super::brief::{self, Brief};
 use super::errno::last_errno;
 use super::{generation, wiped};
 use crate::range::PageRange;
-use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
+use std::mem::ManuallyDrop;
 
 const UFFD_API: u64 = 0xAA;
 const USER_MODE_ONLY: i32 = 1;
@@ -97,7 +98,7 @@ const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
 ///
 /// Tries the system call, then `/dev/userfaultfd` (6.1+), which a container may have been given
 /// although its seccomp profile refuses the call. `EPERM`/`ENOSYS`: refused.
-pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
+pub(crate) fn open(features: u64) -> Result<Userfaultfd, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
     // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as RawFd;
@@ -107,33 +108,50 @@ pub(crate) fn open(features: u64) -> Result<OwnedFd, Errno> {
         let errno = last_errno();
         open_device(flags).ok_or(errno)?
     };
-    // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    agree(fd, features)
+    Userfaultfd(fd).agreed(features)
 }
 
-/// Agrees with the kernel on the features of a new descriptor.
-fn agree(fd: OwnedFd, features: u64) -> Result<OwnedFd, Errno> {
-    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-    match ioctl(fd.as_raw_fd(), IOC_API, &mut api) {
-        Ok(()) => Ok(fd),
-        Err(errno) => {
-            // Not by its drop: another thread may have closed the number meanwhile.
-            close_if_ours(fd.into_raw_fd());
-            Err(errno)
+/// A userfaultfd in the program's descriptor table. Another thread may close its number at any time,
+/// and put a file of its own there. So the drop closes it only if it is still a userfaultfd, which
+/// an [`OwnedFd`] does not ask.
+pub(crate) struct Userfaultfd(RawFd);
+
+impl Userfaultfd {
+    /// Agrees with the kernel on the features of a new descriptor.
+    fn agreed(self, features: u64) -> Result<Userfaultfd, Errno> {
+        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+        ioctl(self.0, IOC_API, &mut api).map(|()| self)
+    }
+
+    pub fn number(&self) -> RawFd {
+        self.0
+    }
+
+    /// Keeps it open under its number.
+    pub fn into_number(self) -> RawFd {
+        ManuallyDrop::new(self).0
+    }
+
+    /// Gives it a high number, if one is free: programs hand out and close the low ones.
+    pub fn at_high_number(self) -> Userfaultfd {
+        // If the program has put a file of its own under the number, the copy is closed again.
+        match brief::open_by(|| brief::copy(self.0, brief::HIGH), |_, _| true) {
+            Ok(high) if is_userfaultfd(high.number()) => Userfaultfd(high.stays()),
+            _ => self,
         }
     }
 }
 
+impl Drop for Userfaultfd {
+    fn drop(&mut self) {
+        close_if_ours(self.0);
+    }
+}
+
 fn open_device(flags: i32) -> Option<RawFd> {
-    let device = rustix::fs::open(
-        "/dev/userfaultfd",
-        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .ok()?;
+    let device = brief::open_device(c"/dev/userfaultfd").ok()?;
     // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor or -1.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as libc::Ioctl, flags) };
+    let fd = unsafe { libc::ioctl(device.number(), IOC_NEW as libc::Ioctl, flags) };
     (fd >= 0).then_some(fd)
 }
 
@@ -278,7 +296,7 @@ pub(crate) fn read_fault(fd: RawFd) -> Result<Option<Fault>, Errno> {
 
 /// Opens a userfaultfd for all faults. Before 5.11 the kernel has none for the faults of user code
 /// alone (`EINVAL`).
-fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
+fn open_for_all_faults(errno: Errno) -> Result<Userfaultfd, Errno> {
     if errno != Errno::INVAL {
         return Err(errno);
     }
@@ -288,14 +306,14 @@ fn open_for_all_faults(errno: Errno) -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the kernel has just returned `fd` to this call, and no other code owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    agree(fd, 0)
+    Userfaultfd(fd).agreed(0)
 }
 
 /// Opens a userfaultfd for questions, with which nothing is ever registered.
 pub(super) fn open_to_ask() -> Result<Brief, Errno> {
-    let open = || open(0).or_else(open_for_all_faults);
+    let number = || open(0).or_else(open_for_all_faults).map(Userfaultfd::into_number);
+    // SAFETY: the kernel has just made the descriptor for this call, which gives it away.
+    let open = || number().map(|number| unsafe { OwnedFd::from_raw_fd(number) });
     brief::open_by(open, |fd, _| is_userfaultfd(fd.as_raw_fd()))
 }
 

@@ -132,21 +132,30 @@ thread_local! {
 const STACK: usize = 8 << 20;
 
 /// Counts an object whose touches need the threads. They do not [end] before it is
-/// [forgotten](forget_object) in the same process; if they are about to end, the call waits.
-pub(crate) fn count_object() {
+/// [forgotten](forget_object); if they are about to end, the call waits. Returns the process that
+/// has counted it: where a handler forks, a child has counted nothing.
+pub(crate) fn count_object() -> u64 {
     let more = |state: State| State { objects: state.objects + 1, ..state };
-    while State::change(|state| (!state.ending).then(|| more(state))).is_err() {
+    loop {
+        let no_handler = Blocked::all();
         let process = generation::current();
+        if State::change(|state| (!state.ending).then(|| more(state))).is_ok() {
+            return process;
+        }
+        drop(no_handler);
         RUNNER.changed.wait_until(|| !State::load().ending || generation::current() != process);
         // A child of a raw clone has no thread that ends the threads.
         fork::look();
     }
 }
 
-/// Ends the count of an object.
-pub(crate) fn forget_object() {
-    let fewer = |state: State| State { objects: state.objects.saturating_sub(1), ..state };
-    let _ = State::change(|state| Some(fewer(state)));
+/// Ends the count of an object that this process has counted.
+pub(crate) fn forget_object(process: u64) {
+    let _no_handler = Blocked::all();
+    if generation::current() == process {
+        let fewer = |state: State| State { objects: state.objects.saturating_sub(1), ..state };
+        let _ = State::change(|state| Some(fewer(state)));
+    }
 }
 
 /// Returns whether a thread hears of touches.
@@ -174,12 +183,14 @@ pub(crate) fn ends_listening() -> bool {
 /// Starts the thread unless it runs. The caller is a thread of the program's, and the new thread
 /// shares its descriptor table. `false`: no thread can be made.
 pub(crate) fn start() -> bool {
-    let process = generation::current() as u32;
+    let own = generation::current();
+    let process = own as u32;
     let claim = |state: State| (state.process != process).then_some(State { process, ..state });
     if State::change(claim).is_err() {
         return true;
     }
-    let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, serve).is_ok();
+    let body = move || serve(own);
+    let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, body).is_ok();
     if !started {
         let _ = State::change(|state| Some(State { process: NOBODY, ..state }));
     }
@@ -189,7 +200,8 @@ pub(crate) fn start() -> bool {
 /// Runs `act` on the thread and waits for it. `None`: there is no thread.
 pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     let see = || {
-        if State::load().process == NOBODY {
+        // Also in a child that a handler has made in the middle of a start.
+        if State::load().process != generation::current() as u32 {
             job::refuse_all(RUNNER.touches.take_jobs());
         }
     };
@@ -227,8 +239,7 @@ fn end_runner(until: Instant) -> bool {
     let ended = || State::load().process == NOBODY;
     RUNNER.touches.post(END);
     let left = until.saturating_duration_since(Instant::now());
-    RUNNER.changed.wait_until_timeout(ended, left)
-        && tid::wait_for_end(RUNNER.number.load(Ordering::Acquire), until)
+    RUNNER.changed.wait_until_timeout(ended, left) && tid::wait_for_end(&RUNNER.number, until)
 }
 
 /// In a child, which has neither the thread nor the threads that wait for it.
@@ -244,10 +255,13 @@ pub(crate) fn is_runner() -> bool {
     IS_RUNNER.get()
 }
 
-fn serve() {
+/// `process`: the one that has started the thread.
+fn serve(process: u64) {
+    if generation::current() != process {
+        return; // a handler has forked in the middle of the start, and this is the child
+    }
     IS_RUNNER.set(true);
     RUNNER.number.store(tid::own(), Ordering::Release);
-    let process = generation::current();
     loop {
         let wanted = RUNNER.touches.take();
         job::run_all(RUNNER.touches.take_jobs());

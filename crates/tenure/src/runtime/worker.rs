@@ -240,7 +240,7 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     }
-    WORKER.numbers.iter().all(|number| tid::wait_for_end(number.load(Ordering::Acquire), until))
+    WORKER.numbers.iter().all(|number| tid::wait_for_end(number, until))
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].

@@ -78,16 +78,25 @@ pub(super) fn listen() -> std::result::Result<(), Errno> {
 
 /// From now on the handler makes the region's chunks at touches, until [`remove`].
 pub(super) fn add(region: &Arc<Region>) {
-    // If a handler forked here, the child would have an object that the parent counts.
-    let _no_handler = Blocked::all();
-    refills::count_object();
-    // Here, and not at a touch: this makes a thread.
-    refills::start();
-    let (place, view) = (place(), region.view());
-    place.start.store(view.start, Ordering::Relaxed);
-    place.end.store(view.end, Ordering::Relaxed);
-    place.process.store(generation::current(), Ordering::Relaxed);
-    place.region.store(Arc::as_ptr(region).cast_mut(), Ordering::SeqCst);
+    loop {
+        let process = refills::count_object();
+        // Here, and not at a touch: this makes a thread.
+        refills::start();
+        let (place, view) = (place(), region.view());
+        // What allocates or waits is done with signals: a collector may have stopped a thread that has
+        // malloc's lock.
+        let _no_handler = Blocked::all();
+        if generation::current() != process {
+            // A handler has forked. The child begins anew, because only its parent counts the object.
+            place.is_taken.store(false, Ordering::Release);
+            continue;
+        }
+        place.start.store(view.start, Ordering::Relaxed);
+        place.end.store(view.end, Ordering::Relaxed);
+        place.process.store(process, Ordering::Relaxed);
+        place.region.store(Arc::as_ptr(region).cast_mut(), Ordering::SeqCst);
+        return;
+    }
 }
 
 /// Ends that. The caller still has a reference to the region.
@@ -99,11 +108,9 @@ pub(super) fn remove(region: &Arc<Region>) {
     while place.looking.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
-    let is_counted = place.process.load(Ordering::Relaxed) == generation::current();
+    let process = place.process.load(Ordering::Relaxed);
     place.is_taken.store(false, Ordering::Release);
-    if is_counted {
-        refills::forget_object();
-    }
+    refills::forget_object(process);
 }
 
 /// Returns the region of an address.
@@ -168,10 +175,10 @@ fn make(region: &Region, chunk: usize) -> Result<()> {
             return region.refill.call(chunk, bytes);
         }
         // Counted: in a child nothing else keeps the thread.
-        refills::count_object();
+        let process = refills::count_object();
         refills::start();
         let made = refills::run(|| region.refill.call(chunk, bytes));
-        refills::forget_object();
+        refills::forget_object(process);
         made.unwrap_or_else(|| Err(RefillError::from("no thread could make it")))
     })?;
     drop(made);

@@ -2,11 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::os::signal::Blocked;
+use crate::os::uffd::Userfaultfd;
 use crate::os::{environment, generation, probe, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::runtime::{fork, worker};
-use rustix::fd::{IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering};
 
@@ -183,24 +184,12 @@ fn open(kind: Kind) -> std::result::Result<(), Errno> {
     Ok(())
 }
 
-fn open_new(kind: Kind) -> std::result::Result<OwnedFd, Errno> {
-    Ok(high(uffd::open(kind.features())?))
+fn open_new(kind: Kind) -> std::result::Result<Userfaultfd, Errno> {
+    Ok(uffd::open(kind.features())?.at_high_number())
 }
 
-fn put(kind: Kind, fd: OwnedFd) {
-    kind.place().store(fd.into_raw_fd(), Ordering::Release);
-}
-
-/// Gives the file a high number: programs hand out and close the low ones.
-fn high(fd: OwnedFd) -> OwnedFd {
-    match rustix::io::fcntl_dupfd_cloexec(&fd, 700) {
-        Ok(high) => {
-            // Not by its drop: another thread may have closed the number meanwhile.
-            uffd::close_if_ours(fd.into_raw_fd());
-            high
-        }
-        Err(_) => fd,
-    }
+fn put(kind: Kind, fd: Userfaultfd) {
+    kind.place().store(fd.into_number(), Ordering::Release);
 }
 
 /// Returns the descriptor's number; negative: there is none.

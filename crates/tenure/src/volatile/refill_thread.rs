@@ -85,36 +85,55 @@ pub(super) fn enrol(object: &Arc<Object>) {
     if detection::detection() != Detection::Userfaultfd || detection::raw(Kind::Refill) < 0 {
         return;
     }
-    // If a handler forked here, the child would have an object that its parent's threads serve.
-    let _no_handler = Blocked::all();
-    refills::count_object();
-    if !refills::start() || !(0..TRIES).any(|_| listen()) {
-        return refills::forget_object();
-    }
-    let entry = Entry {
-        start: object.range().start,
-        process: generation::current(),
-        object: Arc::downgrade(object),
-    };
     loop {
-        let mut objects = REFILLS.objects.lock();
-        if objects.len() < objects.capacity() {
-            let at = objects.partition_point(|other| other.start < entry.start);
-            objects.insert(at, entry);
-            // Before any fork: a child clears it.
-            object.memory.set_refilled(true);
+        have_room();
+        let process = refills::count_object();
+        // What allocates or waits is done with signals: a collector may have stopped a thread that has
+        // malloc's lock.
+        if !refills::start() || !(0..TRIES).any(|_| listen()) {
+            return refills::forget_object(process);
+        }
+        let no_handler = Blocked::all();
+        // A handler may have forked. The child begins anew, because its parent's threads serve its
+        // parent's object.
+        if generation::current() == process && insert(object, process) {
             return;
         }
-        let wanted = objects.len() * 2 + 16;
-        drop(objects);
-        let mut larger: Vec<Entry> = Vec::with_capacity(wanted);
-        let mut objects = REFILLS.objects.lock();
-        if objects.capacity() < larger.capacity() {
-            larger.append(&mut objects);
-            std::mem::swap(&mut *objects, &mut larger);
-        }
-        drop(objects);
+        drop(no_handler);
+        refills::forget_object(process);
     }
+}
+
+/// Has the list grow if it is full.
+fn have_room() {
+    let objects = REFILLS.objects.lock();
+    if objects.len() < objects.capacity() {
+        return;
+    }
+    let wanted = objects.len() * 2 + 16;
+    drop(objects);
+    let mut larger: Vec<Entry> = Vec::with_capacity(wanted);
+    let mut objects = REFILLS.objects.lock();
+    if objects.capacity() < larger.capacity() {
+        larger.append(&mut objects);
+        std::mem::swap(&mut *objects, &mut larger);
+    }
+    // The smaller one is freed outside the lock.
+    drop(objects);
+}
+
+/// Has the thread that hears of touches find the object. `false`: the list is full.
+fn insert(object: &Arc<Object>, process: u64) -> bool {
+    let start = object.range().start;
+    let mut objects = REFILLS.objects.lock();
+    let has_room = objects.len() < objects.capacity();
+    if has_room {
+        let at = objects.partition_point(|other| other.start < start);
+        objects.insert(at, Entry { start, process, object: Arc::downgrade(object) });
+        // Before any fork: a child clears it.
+        object.memory.set_refilled(true);
+    }
+    has_room
 }
 
 /// How often a process that has closed tenure's descriptors, while no thread had copies, opens new
@@ -174,7 +193,7 @@ fn end_thread(until: Instant) -> bool {
             std::thread::sleep(Duration::from_micros(50));
         }
     }
-    tid::wait_for_end(REFILLS.number.load(Ordering::Acquire), until)
+    tid::wait_for_end(&REFILLS.number, until)
 }
 
 /// Ends the refills of touches of the object at this address.
@@ -184,8 +203,8 @@ pub(super) fn remove(start: usize) {
     let at = objects.binary_search_by_key(&start, |entry| entry.start);
     let entry = at.ok().map(|at| objects.remove(at));
     drop(objects);
-    if entry.is_some_and(|entry| entry.process == generation::current()) {
-        refills::forget_object();
+    if let Some(entry) = entry {
+        refills::forget_object(entry.process);
     }
 }
 
@@ -206,25 +225,31 @@ fn serve(bell: Option<Bell>) {
     REFILLS.number.store(tid::own(), Ordering::Release);
     let fd = detection::raw(Kind::Refill);
     let watcher = uffd::Watcher::of_this_process(fd);
-    // Touches of objects that another thread is refilling, which makes these pages too.
-    let mut put_off: Vec<uffd::Fault> = Vec::new();
+    // An array: memory may be short, and a failed allocation ends the process.
+    let mut faults = [const { None }; MOST_FAULTS];
     loop {
-        match wait_for_touch(fd, bell, put_off.is_empty()) {
+        // The touches of objects that another thread is refilling, which makes these pages too.
+        let put_off = faults.iter().any(Option::is_some);
+        match wait_for_touch(fd, bell, !put_off) {
             Heard::Touch => {}
             Heard::Bell if refills::ends_listening() => return,
             // The caller has given up.
             Heard::Bell => bell.into_iter().for_each(Bell::silence),
             Heard::Closed => return refills::set_listening(false),
         }
-        let again = std::mem::take(&mut put_off);
-        let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
-        let faults: Vec<_> = again.into_iter().chain(read).collect();
-        put_off.extend(faults.into_iter().filter_map(|fault| answer(watcher, fault)));
+        let mut read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten()).fuse();
+        for place in &mut faults {
+            let fault = place.take().or_else(|| read.next());
+            *place = fault.and_then(|fault| answer(watcher, fault));
+        }
         // Here, without a turn: touching threads that are faster than the background thread wait
         // for it.
         backpressure::hold_back();
     }
 }
+
+/// How many touches the thread has read and not answered. The others wait in the descriptor.
+const MOST_FAULTS: usize = 256;
 
 /// The result of a wait.
 enum Heard {

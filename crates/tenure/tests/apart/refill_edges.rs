@@ -1,13 +1,14 @@
 //! Refill functions in special cases: beside pins, of large buffers, with large frames.
 
 use crate::promise_kit::*;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::Mutex;
 use std::time::Duration;
 use tenure::volatile::{self, Purged, Refill};
 use tenure::{PageSize, Volatile};
-use tenure_testkit::{or_skip, this_test};
+use tenure_testkit::{or_skip, run_child, this_test};
 
 fn sevens(_: usize, bytes: &mut [u8]) -> Result<(), tenure::volatile::RefillError> {
     bytes.fill(7);
@@ -196,4 +197,28 @@ fn a_handler_fills_a_page_in_a_child_whose_refill_has_failed_in_the_parent() {
             assert_eq!(FILLED.load(Ordering::SeqCst), 1 + u32::from(pin_first));
         }
     });
+}
+
+/// A touch whose page cannot be made, because there is no memory at all, raises SIGBUS, which the
+/// program can answer. tenure's threads do not end the process for it.
+#[test]
+fn without_memory_a_touch_raises_sigbus() {
+    needs_userfaultfd!();
+    let ended = run_child(this_test!(), &[], || {
+        // SAFETY: from now on the signal ends the process.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        let buffer = purged(16 * PAGE, Refill::pages(sevens));
+        let limit = libc::rlimit { rlim_cur: 1, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: plain numbers. Nothing more can be mapped.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        for size in [1 << 20, 1 << 16, 1 << 12, 512, 64, 16] {
+            // SAFETY: memory that the process keeps to its end.
+            while !std::hint::black_box(unsafe { libc::malloc(size) }).is_null() {}
+        }
+        // SAFETY: inside the buffer; the touch raises a signal.
+        let byte = unsafe { buffer.as_ptr().add(PAGE).read_volatile() };
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(byte.into()) };
+    });
+    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{}", ended.output);
 }
