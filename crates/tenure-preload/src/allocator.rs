@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code, reason = "asks the loader")]
 
-use crate::symbol::{self, OfTheLibrary};
+use crate::symbol;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fmt;
 use std::sync::OnceLock;
@@ -104,10 +104,10 @@ struct Object {
 /// The object of an address; `None`: there is none. By the objects' segments: `dladdr` would look through all symbols of
 /// the C library, for 5 us. A program may have a function of that name, which nobody has initialised yet.
 fn object_of(at: *const c_void) -> Option<Object> {
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"dl_iterate_phdr");
     type Each = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
     type Function = unsafe extern "C" fn(Each, *mut c_void) -> c_int;
-    let next = NEXT.get();
+    // Not kept: all of it is in the constructor.
+    let next = symbol::next(c"dl_iterate_phdr");
     let mut search = (at as usize, None::<Object>);
     if !next.is_null() {
         // SAFETY: the C library's function of that name. The callback is given the tuple, which outlives the call,

@@ -59,7 +59,6 @@ pub fn constructor() {
         return;
     }
     let errno = Errno::keep();
-    keeper::find_whether_alone();
     tenure::watch_forks();
     tenure::launcher::watch_forks();
     // At its first clock call, rustix looks up a symbol, which takes the loader's lock. That must
@@ -132,7 +131,7 @@ fn serve(large: Option<usize>, mmap: Option<usize>) {
     // So a program that touches only parts of its large blocks takes no more memory than without
     // the pool.
     pool::configure(pool::settings().with_huge_pages(pool::HugePages::System));
-    in_flight::look_for_libraries();
+    in_flight::regard_libraries();
     let most = commit::largest_served();
     if let Some(bytes) = mmap {
         MAPPINGS.serve(bytes, most);

@@ -73,7 +73,7 @@ pub fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// Called in the constructor.
+/// Called when the definitions are looked up.
 pub fn find_whether_alone() {
     START.is_alone.store(symbol::used(c"__libc_single_threaded").cast(), Ordering::Relaxed);
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "calls what the loader has found, as the function that it is")]
 
 use crate::errno::Errno;
-use crate::{first_use, symbol};
+use crate::{first_use, keeper, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! definitions {
-    ($($name:ident = $symbol:literal : $kind:ty;)*) => {
+    ($($(#[$when:meta])* $name:ident = $symbol:literal : $kind:ty;)*) => {
         $(
             /// `None` while it is being looked up, and if there is none.
+            $(#[$when])*
             #[inline]
             pub fn $name() -> Option<$kind> {
                 let at = at::$name.load(Ordering::Relaxed);
@@ -29,12 +30,13 @@ macro_rules! definitions {
         #[allow(non_upper_case_globals)]
         pub mod at {
             use super::*;
-            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+            $($(#[$when])* pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
         }
 
         mod slow {
             use super::*;
             $(
+                $(#[$when])*
                 #[cold]
                 pub fn $name() -> Option<$kind> {
                     look_up();
@@ -50,12 +52,38 @@ macro_rules! definitions {
         }
 
         fn look_up_each() {
-            $(at::$name.store(symbol::next($symbol), Ordering::Relaxed);)*
+            $(
+                $(#[$when])*
+                at::$name.store(symbol::next($symbol), Ordering::Relaxed);
+            )*
         }
     };
 }
 
+// Looked up in this order. A lookup takes the loader's lock, and overwrites what `dlerror` would tell
+// the program. So each definition is looked up before the program runs, and none at its first use.
+//
+// For a name that the C library lacks the loader allocates a message. Until malloc is known, its memory
+// is of `bootstrap_alloc`: otherwise the C library's heap would begin before the program. A lookup that
+// succeeds drops the message, so malloc, which every C library has, comes behind those names.
 definitions! {
+    free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
+    free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
+    #[cfg(target_env = "gnu")]
+    mallinfo2 = c"mallinfo2": unsafe extern "C" fn() -> libc::mallinfo2;
+    #[cfg(target_env = "gnu")]
+    mallinfo = c"mallinfo": unsafe extern "C" fn() -> libc::mallinfo;
+    malloc_trim = c"malloc_trim": unsafe extern "C" fn(usize) -> c_int;
+    pvalloc = c"pvalloc": unsafe extern "C" fn(usize) -> *mut c_void;
+    valloc = c"valloc": unsafe extern "C" fn(usize) -> *mut c_void;
+    mlock2 = c"mlock2": unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
+    vmsplice = c"vmsplice": unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
+    capset = c"capset": unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
+    unshare = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
+    setns = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    setsockopt = c"setsockopt":
+        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+    msync = c"msync": unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
     malloc = c"malloc": unsafe extern "C" fn(usize) -> *mut c_void;
     free = c"free": unsafe extern "C" fn(*mut c_void);
     calloc = c"calloc": unsafe extern "C" fn(usize, usize) -> *mut c_void;
@@ -64,14 +92,9 @@ definitions! {
     posix_memalign = c"posix_memalign":
         unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
     aligned_alloc = c"aligned_alloc": unsafe extern "C" fn(usize, usize) -> *mut c_void;
-    valloc = c"valloc": unsafe extern "C" fn(usize) -> *mut c_void;
-    pvalloc = c"pvalloc": unsafe extern "C" fn(usize) -> *mut c_void;
     malloc_usable_size = c"malloc_usable_size": unsafe extern "C" fn(*mut c_void) -> usize;
-    free_sized = c"free_sized": unsafe extern "C" fn(*mut c_void, usize);
-    free_aligned_sized = c"free_aligned_sized": unsafe extern "C" fn(*mut c_void, usize, usize);
     syscall = c"syscall": SystemCall;
     mremap = c"mremap": Remap;
-    mlock2 = c"mlock2": unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
     exit_now = c"_exit": unsafe extern "C" fn(c_int) -> !;
     quick_exit = c"quick_exit": unsafe extern "C" fn(c_int) -> !;
 }
@@ -122,6 +145,20 @@ pub fn thread_creation() -> Option<ThreadCreation> {
     }
 }
 
+/// For the whole process: the result of [`look_for_queues`].
+static HAS_QUEUES: AtomicBool = AtomicBool::new(false);
+
+/// Whether a library for io_uring or AIO was loaded when the definitions were looked up.
+pub fn has_queues() -> bool {
+    HAS_QUEUES.load(Ordering::Relaxed)
+}
+
+fn look_for_queues() {
+    let of_libraries = [c"io_uring_queue_init_params", c"io_uring_queue_init", c"io_queue_init"];
+    let found = of_libraries.into_iter().any(|name| !symbol::used(name).is_null());
+    HAS_QUEUES.store(found, Ordering::Relaxed);
+}
+
 /// Looks all of them up. A call from within the lookup, or from another thread meanwhile, finds
 /// none: [`crate::bootstrap_alloc`] serves it.
 #[cold]
@@ -134,8 +171,11 @@ pub fn look_up() {
     // dlsym sets errno if a symbol is missing.
     let errno = Errno::keep();
     first_use::first_call();
-    look_up_each();
+    // Before malloc, as all names that may be missing.
+    look_for_queues();
+    keeper::find_whether_alone();
     thread_creation();
+    look_up_each();
     drop(errno);
     DONE.store(true, Ordering::Release);
     LOOKING.store(false, Ordering::Release);

@@ -17,7 +17,7 @@
 use super::ending;
 use crate::errno::missing;
 use crate::keeper::{self, Threads};
-use crate::symbol::OfTheLibrary;
+use crate::real;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 fn filter_comes() {
@@ -75,21 +75,11 @@ macro_rules! alone {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
             keeper::end(Threads::Later);
-            static NEXT: OfTheLibrary = OfTheLibrary::new(
-                match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name without zeros"),
-                },
-            );
-            match NEXT.get() {
-                next if next.is_null() => missing(),
-                // SAFETY: `next` is the address of the C library's function of that name, and it
-                // gets the program's own arguments unchanged.
-                next => unsafe {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($kind),*) -> c_int>(next)(
-                        $($argument),*
-                    )
-                },
+            match real::$name() {
+                // SAFETY: `next` is the C library's function of that name, and it gets the program's
+                // own arguments unchanged.
+                Some(next) => unsafe { next($($argument),*) },
+                None => missing(),
             }
         }
     };

@@ -6,7 +6,7 @@
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
 use crate::errno::{missing, Errno};
-use crate::symbol::{self, OfTheLibrary};
+use crate::real;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
@@ -23,9 +23,8 @@ fn end_reuse() {
 
 /// Called in the constructor. The libraries for io_uring and AIO make their system calls directly,
 /// so their presence in the process counts as a call.
-pub fn look_for_libraries() {
-    let of_libraries = [c"io_uring_queue_init_params", c"io_uring_queue_init", c"io_queue_init"];
-    if of_libraries.into_iter().any(|name| !symbol::used(name).is_null()) {
+pub fn regard_libraries() {
+    if real::has_queues() {
         end_reuse();
     }
 }
@@ -62,15 +61,11 @@ pub unsafe extern "C" fn vmsplice(
     flags: c_uint,
 ) -> isize {
     end_reuse();
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"vmsplice");
-    type Function = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
-    match NEXT.get() {
-        next if next.is_null() => missing() as isize,
-        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
-        // program's own arguments unchanged.
-        next => unsafe {
-            std::mem::transmute::<*mut c_void, Function>(next)(fd, vector, count, flags)
-        },
+    match real::vmsplice() {
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // arguments unchanged.
+        Some(next) => unsafe { next(fd, vector, count, flags) },
+        None => missing() as isize,
     }
 }
 
@@ -83,15 +78,10 @@ pub unsafe extern "C" fn setsockopt(
     len: libc::socklen_t,
 ) -> c_int {
     option_comes(level, name);
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"setsockopt");
-    type Function =
-        unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
-    match NEXT.get() {
-        next if next.is_null() => missing(),
-        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
-        // program's own arguments unchanged.
-        next => unsafe {
-            std::mem::transmute::<*mut c_void, Function>(next)(fd, level, name, value, len)
-        },
+    match real::setsockopt() {
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // arguments unchanged.
+        Some(next) => unsafe { next(fd, level, name, value, len) },
+        None => missing(),
     }
 }

@@ -7,9 +7,8 @@ use crate::counters;
 use crate::errno::Errno;
 use crate::kernel::kernel;
 use crate::limits;
-use crate::real::known;
+use crate::real::{self, known};
 use crate::serving::MAPPINGS;
-use crate::symbol::OfTheLibrary;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::{self, mapped, mapped::Call};
 use tenure::retire;
@@ -129,15 +128,13 @@ pub unsafe extern "C" fn mlock2(at: *mut c_void, len: usize, flags: c_uint) -> c
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn msync(at: *mut c_void, len: usize, flags: c_int) -> c_int {
     let_go(at, len, Call::Uses);
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"msync");
-    type Function = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
-    match NEXT.get() {
+    match real::msync() {
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // arguments unchanged.
+        Some(next) => unsafe { next(at, len, flags) },
         // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
         // unchanged.
-        next if next.is_null() => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
-        // SAFETY: `next` is the address of the C library's function of that name, and it gets the
-        // program's own arguments unchanged.
-        next => unsafe { std::mem::transmute::<*mut c_void, Function>(next)(at, len, flags) },
+        None => unsafe { kernel!(libc::SYS_msync, at, len, flags) as c_int },
     }
 }
 

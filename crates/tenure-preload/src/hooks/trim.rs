@@ -1,26 +1,21 @@
 //! glibc's functions about its heap, which does not serve all of malloc any more. They also give
 //! the pool's free memory back, and count the pool's blocks in use as mapped blocks.
 
+use crate::real;
 use crate::serving::ALLOCATIONS;
-use crate::symbol::OfTheLibrary;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use tenure::pool;
 
 /// Trims the pool first, because it may have the only free memory, and then calls the next
 /// definition.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_trim(keep_bytes: usize) -> c_int {
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"malloc_trim");
     let ours = c_int::from(pool::trim());
-    match NEXT.get() {
-        next if next.is_null() => ours,
-        // SAFETY: `next` is the address of the C library's function of that name, and the program
-        // makes this call itself.
-        next => unsafe {
-            let next =
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize) -> c_int>(next);
-            next(keep_bytes) | ours
-        },
+    match real::malloc_trim() {
+        // SAFETY: `next` is the C library's function of that name, and the program makes this call
+        // itself.
+        Some(next) => unsafe { next(keep_bytes) | ours },
+        None => ours,
     }
 }
 
@@ -37,16 +32,11 @@ fn handed_out() -> (u64, u64) {
 #[cfg(target_env = "gnu")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo2");
     // SAFETY: the structure holds only numbers, for which zeros are valid.
     let mut info: libc::mallinfo2 = unsafe { std::mem::zeroed() };
-    let next = NEXT.get();
-    if !next.is_null() {
-        // SAFETY: `next` is the address of the C library's function of that name, which has no
-        // arguments.
-        info = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::mallinfo2>(next)()
-        };
+    if let Some(next) = real::mallinfo2() {
+        // SAFETY: `next` is the C library's function of that name, which has no arguments.
+        info = unsafe { next() };
     }
     let (blocks, bytes) = handed_out();
     info.hblks += blocks as usize;
@@ -58,16 +48,11 @@ pub unsafe extern "C" fn mallinfo2() -> libc::mallinfo2 {
 #[cfg(target_env = "gnu")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mallinfo() -> libc::mallinfo {
-    static NEXT: OfTheLibrary = OfTheLibrary::new(c"mallinfo");
     // SAFETY: the structure holds only numbers, for which zeros are valid.
     let mut info: libc::mallinfo = unsafe { std::mem::zeroed() };
-    let next = NEXT.get();
-    if !next.is_null() {
-        // SAFETY: `next` is the address of the C library's function of that name, which has no
-        // arguments.
-        info = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::mallinfo>(next)()
-        };
+    if let Some(next) = real::mallinfo() {
+        // SAFETY: `next` is the C library's function of that name, which has no arguments.
+        info = unsafe { next() };
     }
     let (blocks, bytes) = handed_out();
     info.hblks = info.hblks.wrapping_add(blocks as c_int);

@@ -27,6 +27,21 @@ fn plugins_with_allocators_of_their_own() {
     assert_eq!(output.stdout, b"1004\n1004\n1004\n");
 }
 
+/// The library looks no definition up while the program runs: that would wait for a thread that loads a library, and
+/// overwrite the loader's message. It also leaves the C library's heap to begin with the program.
+#[test]
+fn the_loader_is_the_programs() {
+    let program = program!("loader.c");
+    program.same_under_all_options();
+    for call in 0..6 {
+        let plugin =
+            program.plugin("loader_plugin.c", "waits.so", &[&format!("-DCALL={call}"), "-pthread"]);
+        // A process for each call, which is its first one.
+        let host = program!("loader_host.c");
+        host.with(&[&plugin]).same_under_all_options();
+    }
+}
+
 /// glibc's functions about its heap include the pool.
 #[test]
 fn trimming_and_counting() {
