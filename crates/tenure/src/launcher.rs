@@ -8,6 +8,7 @@ use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::published::Part;
 use crate::runtime::services::Service;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// For the whole process: held by the thread that calls the next allocator for the launcher.
 static NEXT_ALLOCATOR: Lock<()> = Lock::new(Rank::NextAllocator, ());
@@ -16,12 +17,32 @@ static SERVICE: Service = Service {
     hold: || NEXT_ALLOCATOR.hold(),
     release: || NEXT_ALLOCATOR.release(),
     recover: || _ = NEXT_ALLOCATOR.reset_in_child(),
+    reset_in_child: |_| note_process(),
     ..Service::named("launcher", &[Rank::NextAllocator])
 };
 
+/// For the whole process: the number of the process to which this memory belongs.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+fn this_process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+fn note_process() {
+    PROCESS.store(this_process(), Ordering::Relaxed);
+}
+
 /// Makes forks wait for [`call_next_allocator`].
 pub fn watch_forks() {
+    note_process();
     fork::register(&SERVICE);
+}
+
+/// Returns whether this memory belongs to the calling process, also if it is a child of a raw
+/// `clone`. `false` in a child of `vfork`.
+pub fn owns_its_memory() -> bool {
+    fork::look();
+    PROCESS.load(Ordering::Relaxed) == this_process()
 }
 
 /// Runs `act`, which calls the next allocator for the launcher's own purpose, while no fork is under

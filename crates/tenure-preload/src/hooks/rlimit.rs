@@ -30,7 +30,7 @@ pub unsafe fn call(
     let call = || unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int };
     let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
     // A child of vfork shares this memory, but limits only itself.
-    if !counts || !keeper::is_own_process() || !(pid == 0 || pid == keeper::pid()) {
+    if !counts || !(pid == 0 || pid == keeper::pid()) || !tenure::launcher::owns_its_memory() {
         return call();
     }
     // SAFETY: two whole words, and any bytes are valid for them. The read reports memory that
