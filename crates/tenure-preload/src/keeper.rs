@@ -184,6 +184,8 @@ pub fn is_starting_here() -> bool {
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     START.starter_stack.is_mine();
+    // The start reads a dozen files: of the memory cgroup, of this process and of the machine.
+    launcher::use_own_descriptors();
     START.starter.store(tls::thread_pointer(), Ordering::Relaxed);
     START.starter_number.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     ALLOCATIONS.look_at_next();

@@ -110,6 +110,15 @@ pub fn open_files() {
     crate::os::kept::open_now();
 }
 
+/// Gives the calling thread, which is the launcher's own, an empty descriptor table of its own, and so
+/// to the threads that it starts. What it opens then takes no number that the program is about to
+/// get. Where the kernel refuses that, the thread goes on with the program's table.
+pub fn use_own_descriptors() {
+    if crate::os::uffd::private_descriptor_table(&mut []).is_ok() {
+        crate::os::own_table::has_own_table();
+    }
+}
+
 /// Returns whether callers of the pool offer so much that a worker, which would do it for them,
 /// pays.
 pub fn worker_pays() -> bool {

@@ -78,6 +78,13 @@ fn a_number_that_the_program_uses_again_stays_open() {
     program!("descriptors.c").same_under_all_options();
 }
 
+/// The thread that starts the library's threads reads files under numbers of its own. (Where it had the program's,
+/// 30 to 107 of 300 children on a busy machine got another number, and 1 to 2 on a free one.)
+#[test]
+fn the_lowest_number_is_the_programs() {
+    program!("lowest.c").same_under_all_options();
+}
+
 /// A child that a raw `clone` made has none of the library's threads, one of which may have held a
 /// lock.
 #[test]
