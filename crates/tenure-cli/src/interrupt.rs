@@ -19,13 +19,14 @@ pub struct Interrupt {
     wakes: UnixStream,
 }
 
-/// Returns whether the program was started with this signal ignored, as `nohup` does for SIGHUP.
+/// Returns whether the program was started with SIGHUP ignored, as `nohup` does. (A script's shell has
+/// its background programs ignore SIGINT. Who sends that nevertheless means it.)
 #[allow(unsafe_code, reason = "asks for a signal's disposition")]
-fn is_ignored(signal: i32) -> bool {
+fn ignores_the_terminal() -> bool {
     let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: with a null second argument the call only writes the local structure.
     let now = unsafe {
-        libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr());
+        libc::sigaction(SIGHUP, std::ptr::null(), now.as_mut_ptr());
         now.assume_init()
     };
     now.sa_sigaction == libc::SIG_IGN
@@ -40,7 +41,8 @@ impl Interrupt {
     fn installed() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wakes, writes) = UnixStream::pair()?;
-        for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal)) {
+        let hangup = (!ignores_the_terminal()).then_some(SIGHUP);
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;

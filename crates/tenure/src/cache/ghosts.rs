@@ -1,7 +1,7 @@
 //! Remembers which keys the cache evicted lately: two bytes for each, found by the key's hash.
 //!
-//! A ghost is a fingerprint of 11 bits and the time of the eviction in 5 bits. Eight ghosts are a
-//! bucket. A new ghost replaces the oldest one, long before the time wraps. Threads change the
+//! A ghost is a fingerprint of 10 bits, the time of the eviction in 5 bits, and a bit that says that
+//! its value came back before. Eight ghosts are a bucket. A new ghost replaces the oldest one, long before the time wraps. Threads change the
 //! table without a lock: if two threads collide, one ghost may be lost.
 
 #![allow(unsafe_code, reason = "reads a table without a lock")]
@@ -33,9 +33,13 @@ pub(super) struct Ghosts {
     moment: AtomicU64,
 }
 
+/// The value came back before, and was evicted again.
+const CAME_BACK: u16 = MOMENTS;
+const FINGERPRINT: u16 = !(2 * MOMENTS - 1);
+
 fn ghost(hash: u32, moment: u16) -> u16 {
     // Not 0: that means that there is no ghost.
-    (hash as u16 & (u16::MAX / MOMENTS)).max(1) * MOMENTS + moment
+    (hash as u16 & (u16::MAX / (2 * MOMENTS))).max(1) * 2 * MOMENTS + moment
 }
 
 impl Ghosts {
@@ -103,10 +107,15 @@ impl Ghosts {
         self.evicted.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Notes that the cache evicted the value of this hash now.
+    /// Notes that the cache evicted the value of this hash now. If it came back before, its ghost is
+    /// still there.
     pub fn add(&self, hash: u32) {
         let now = self.now();
         let Some(bucket) = self.bucket(hash) else { return };
+        if let Some(own) = find(bucket, hash) {
+            let came_back = own.load(Ordering::Relaxed) & CAME_BACK;
+            return own.store(ghost(hash, now) | came_back, Ordering::Relaxed);
+        }
         let age = |place: &&AtomicU16| match place.load(Ordering::Relaxed) {
             0 => MOMENTS,
             ghost => now.wrapping_sub(ghost) % MOMENTS,
@@ -117,15 +126,19 @@ impl Ghosts {
     }
 
     /// Returns whether the cache evicted the value of this hash within the last `moments`, and
-    /// forgets the ghost.
-    pub fn take(&self, hash: u32, moments: u16) -> bool {
+    /// forgets the ghost. `again`: the value must have come back before, too. If it comes back for
+    /// the first time, its ghost stays and notes that.
+    pub fn take(&self, hash: u32, moments: u16, again: bool) -> bool {
         let now = self.now();
-        let own = ghost(hash, 0);
-        let of_hash = |place: &&AtomicU16| place.load(Ordering::Relaxed) & !(MOMENTS - 1) == own;
-        let found = self.bucket(hash).and_then(|bucket| bucket.iter().find(of_hash));
+        let found = self.bucket(hash).and_then(|bucket| find(bucket, hash));
         found.is_some_and(|place| {
             let ghost = place.swap(0, Ordering::Relaxed);
-            ghost != 0 && now.wrapping_sub(ghost) % MOMENTS <= moments
+            let is_recent = ghost != 0 && now.wrapping_sub(ghost) % MOMENTS <= moments;
+            if is_recent && again && ghost & CAME_BACK == 0 {
+                place.store(ghost | CAME_BACK, Ordering::Relaxed);
+                return false;
+            }
+            is_recent
         })
     }
 
@@ -133,6 +146,12 @@ impl Ghosts {
     pub fn bytes(&self) -> u64 {
         (0..TABLES).filter_map(|number| self.table(number)).map(size_of_val).sum::<usize>() as u64
     }
+}
+
+/// Returns the place of the hash's ghost.
+fn find(bucket: &[AtomicU16], hash: u32) -> Option<&AtomicU16> {
+    let own = ghost(hash, 0);
+    bucket.iter().find(|place| place.load(Ordering::Relaxed) & FINGERPRINT == own)
 }
 
 /// # Safety
@@ -166,19 +185,35 @@ mod tests {
     #[test]
     fn ghosts_are_found_once_and_for_as_long_as_asked() {
         let ghosts = Ghosts::new();
-        assert!(!ghosts.take(hash(1), 15), "nothing was evicted");
+        assert!(!ghosts.take(hash(1), 15, false), "nothing was evicted");
         ghosts.fit(4000, 4000 * 100);
         (0..2000).for_each(|key| {
             ghosts.pass(100);
             ghosts.add(hash(key));
         });
         // 2000 of 4000 values: half of the cache, four moments.
-        assert!((0..100).filter(|key| ghosts.take(hash(*key), 3)).count() < 10);
-        let found = (1000..2000).filter(|key| ghosts.take(hash(*key), 3)).count();
+        assert!((0..100).filter(|key| ghosts.take(hash(*key), 3, false)).count() < 10);
+        let found = (1000..2000).filter(|key| ghosts.take(hash(*key), 3, false)).count();
         assert!(found > 950, "{found} of 1000");
-        assert!((1000..2000).filter(|key| ghosts.take(hash(*key), 15)).count() < 20);
-        let strangers = (10_000..20_000).filter(|key| ghosts.take(hash(*key), 15)).count();
-        assert!(strangers < 50, "{strangers} of 10000");
+        assert!((1000..2000).filter(|key| ghosts.take(hash(*key), 15, false)).count() < 20);
+        let strangers = (10_000..20_000).filter(|key| ghosts.take(hash(*key), 15, false)).count();
+        assert!(strangers < 100, "{strangers} of 10000");
+    }
+
+    #[test]
+    fn a_value_that_must_come_back_twice_does() {
+        let ghosts = Ghosts::new();
+        ghosts.fit(4000, 4000 * 100);
+        for (round, back) in [false, true, false, true].into_iter().enumerate() {
+            ghosts.add(hash(1));
+            assert_eq!(ghosts.take(hash(1), 7, true), back, "{round}");
+        }
+        // In time only.
+        ghosts.add(hash(1));
+        assert!(!ghosts.take(hash(1), 7, true));
+        ghosts.add(hash(1));
+        ghosts.pass(4000 * 100 * 9 / 8);
+        assert!(!ghosts.take(hash(1), 7, true));
     }
 
     #[test]
@@ -189,7 +224,7 @@ mod tests {
             let mut back = 0;
             for at in 0..20 * 4100u32 {
                 let key = hash(at % (4100 * times));
-                back += u32::from(ghosts.take(key, 7));
+                back += u32::from(ghosts.take(key, 7, false));
                 ghosts.pass(100);
                 ghosts.add(key);
             }

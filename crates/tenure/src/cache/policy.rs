@@ -190,7 +190,8 @@ impl Policy {
 
     /// Returns whether a new value of this hash and length is protected at once.
     pub fn comes_back(&self, hash: u32, bytes: usize) -> bool {
-        self.ghosts.take(hash, self.settings().memory) && trials::comes_back(self.cost(bytes))
+        let Settings { memory, twice, .. } = self.settings();
+        self.ghosts.take(hash, memory, twice) && trials::comes_back(self.cost(bytes))
     }
 
     /// Takes these settings, and keeps the trials from choosing others, until the trials

@@ -14,6 +14,9 @@ pub(super) struct Settings {
     /// How long a ghost brings its value back into the protected part: until this many eighths of
     /// the cache were evicted after the eighth in which the value went.
     pub memory: u16,
+    /// Only a value that comes back for the second time in that time is protected. So what is asked for
+    /// twice, and never again, replaces nothing that is asked for again and again.
+    pub twice: bool,
     /// A used value that moves within the protected part loses all its uses, and not only as many
     /// as it [costs](cost). So what was popular once goes soon.
     pub forgets: bool,
@@ -30,18 +33,18 @@ impl Settings {
     }
 }
 
-const fn with(probation: u64, memory: u16, forgets: bool) -> Settings {
-    Settings { probation, memory, forgets }
+const fn with(probation: u64, memory: u16) -> Settings {
+    Settings { probation, memory, twice: false, forgets: false }
 }
 
 /// From the settings that keep most to those that forget most. The cache begins with [`START`].
 pub(super) const SETTINGS: [Settings; 6] = [
-    with(20, 0, false),
-    with(20, 1, false),
-    with(30, 7, false),
-    with(100, 11, false),
-    with(300, 7, false),
-    with(800, 7, true),
+    with(20, 1),
+    Settings { twice: true, ..with(20, 11) },
+    with(30, 7),
+    with(100, 11),
+    with(300, 7),
+    Settings { forgets: true, ..with(800, 7) },
 ];
 pub(super) const START: usize = 2;
 const COUNT: usize = SETTINGS.len();
@@ -97,6 +100,8 @@ struct Seat {
     after: u16,
     part: Part,
     uses: u8,
+    /// The value came back before.
+    came_back: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -133,7 +138,7 @@ impl Trials {
     /// Returns trials with empty caches, or `None` if the kernel refused the memory.
     pub fn new() -> Option<Trials> {
         let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
-        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0 };
+        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0, came_back: false };
         let mut nodes = filled(node, NODES)?;
         for (next, node) in (1..).zip(&mut nodes[..NODES - 1]) {
             node.next = next;
@@ -253,10 +258,13 @@ impl Trials {
             return;
         }
         let mut into = Part::Probation;
+        let came_back = std::mem::take(&mut self.seats[trial * NODES + node as usize].came_back);
         if part == Part::Ghost {
             self.leave(trial, node);
             self.nodes[node as usize].known -= 1;
-            if comes_back(cost) {
+            if SETTINGS[trial].twice && !came_back {
+                self.seats[trial * NODES + node as usize].came_back = true;
+            } else if comes_back(cost) {
                 into = Part::Protected;
             }
         }
