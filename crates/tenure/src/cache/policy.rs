@@ -2,10 +2,10 @@
 //!
 //! A new value is on *probation*: its segment is the first to be emptied. A value that was used
 //! meanwhile moves to the *protected* part, and the others leave a [ghost](super::ghosts). A value
-//! that comes back while its ghost is there, once or twice in a row, is protected at once. When the oldest protected segment
-//! is emptied, its used values move to the newest one, and each move takes a use from them
-//! (S3-FIFO, on segments). So one scan washes out no more than probation. The [trials] find out how
-//! large probation is, and how long ghosts last.
+//! that comes back while its ghost is there, once or twice in a row, is protected at once. When the
+//! oldest protected segment is emptied, its used values move to the newest one, and each move takes
+//! a use from them (S3-FIFO, on segments). So one scan washes out no more than probation. The
+//! [trials] choose the [settings](Settings).
 
 #![allow(unsafe_code, reason = "one thread at a time has the trials")]
 
