@@ -230,13 +230,11 @@ fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
 }
 
 /// Replaces a file in one step, so that its readers find the old text or the new one, and keeps its
-/// mode. A link to a file is replaced itself: who may make links there must not choose the file. What
-/// is no file (`/dev/stdout`, a pipe) is written.
+/// mode. What is no file (a pipe, a link as `/dev/stdout`) is opened and written, as a shell does.
 fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let there = std::fs::metadata(file).ok();
+    let there = std::fs::symlink_metadata(file).ok();
     if there.as_ref().is_some_and(|there| !there.is_file() && !there.is_dir()) {
-        let opened = std::fs::OpenOptions::new().write(true).open(file);
-        let mut opened = opened.map_err(|error| failed("open", error))?;
+        let mut opened = std::fs::File::create(file).map_err(|error| failed("open", error))?;
         return opened.write_all(text.as_bytes()).map_err(|error| failed("write", error));
     }
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "name a file, not a directory");

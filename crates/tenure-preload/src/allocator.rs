@@ -9,7 +9,7 @@
 #![allow(unsafe_code, reason = "asks the loader")]
 
 use crate::symbol;
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_char, c_void, CStr};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -102,39 +102,25 @@ struct Object {
 }
 
 /// The object of an address; `None`: there is none. By the objects' segments: `dladdr` would look through all symbols of
-/// the C library, for 5 us. A program may have a function of that name, which nobody has initialised yet.
+/// the C library, for 5 us.
 fn object_of(at: *const c_void) -> Option<Object> {
-    type Each = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
-    type Function = unsafe extern "C" fn(Each, *mut c_void) -> c_int;
-    // Not kept: all of it is in the constructor.
-    let next = symbol::next(c"dl_iterate_phdr");
-    let mut search = (at as usize, None::<Object>);
-    if !next.is_null() {
-        // SAFETY: the C library's function of that name. The callback is given the tuple, which outlives the call,
-        // and nobody else uses it.
-        unsafe {
-            std::mem::transmute::<*mut c_void, Function>(next)(is_it, (&raw mut search).cast());
+    let mut found = None;
+    symbol::each_object(&mut |about| {
+        // SAFETY: so many headers lie there while the object is loaded.
+        let segments =
+            unsafe { std::slice::from_raw_parts(about.dlpi_phdr, usize::from(about.dlpi_phnum)) };
+        let base = about.dlpi_addr as usize;
+        let holds = |segment: &libc::Elf64_Phdr| {
+            let start = base.wrapping_add(segment.p_vaddr as usize);
+            segment.p_type == libc::PT_LOAD
+                && (at as usize).wrapping_sub(start) < segment.p_memsz as usize
+        };
+        if segments.iter().any(holds) {
+            found = Some(Object { base, path: about.dlpi_name });
         }
-    }
-    search.1
-}
-
-/// Ends the search by returning 1.
-unsafe extern "C" fn is_it(about: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the loader's own structure, for the length of the call; `object_of` passes its tuple.
-    let (about, (at, found)) = unsafe { (&*about, &mut *search.cast::<(usize, Option<Object>)>()) };
-    // SAFETY: so many headers lie there while the object is loaded.
-    let segments =
-        unsafe { std::slice::from_raw_parts(about.dlpi_phdr, usize::from(about.dlpi_phnum)) };
-    let base = about.dlpi_addr as usize;
-    let holds = |segment: &libc::Elf64_Phdr| {
-        let start = base.wrapping_add(segment.p_vaddr as usize);
-        segment.p_type == libc::PT_LOAD && at.wrapping_sub(start) < segment.p_memsz as usize
-    };
-    if segments.iter().any(holds) {
-        *found = Some(Object { base, path: about.dlpi_name });
-    }
-    found.is_some().into()
+        found.is_none()
+    });
+    found
 }
 
 fn file_name(at: *const c_void) -> &'static str {

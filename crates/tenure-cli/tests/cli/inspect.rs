@@ -545,17 +545,17 @@ fn metrics_are_open_metrics_of_the_program() {
         assert!(text.contains("# TYPE tenure_purges_total counter\n"), "{text}");
         assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        // The file keeps its mode. A link is replaced, and the file that it names stays.
+        // The file keeps its mode. A link stays, and its file is written.
         std::fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         metrics(&[&own(), "--output", name]);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
         let (other, link) = (dir.path().join("other"), dir.path().join("link"));
-        std::fs::write(&other, "other").unwrap();
+        std::fs::write(&other, "x".repeat(100_000)).unwrap();
         std::os::unix::fs::symlink(&other, &link).unwrap();
         metrics(&[&own(), "--output", link.to_str().unwrap()]);
-        assert_eq!(std::fs::read_to_string(&other).unwrap(), "other");
-        assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
-        // A pipe, as `/dev/stdout` is here, is written and not replaced.
+        assert!(std::fs::read_to_string(&other).unwrap().ends_with("# EOF\n"));
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        // A pipe is written and not replaced.
         let pipe = dir.path().join("pipe");
         rustix::fs::mkfifoat(
             rustix::fs::CWD,

@@ -6,8 +6,8 @@
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
 use crate::errno::{missing, Errno};
-use crate::real;
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use crate::{real, symbol};
+use std::ffi::{c_int, c_long, c_uint, c_void, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::pool;
 
@@ -24,9 +24,25 @@ fn end_reuse() {
 /// Called in the constructor. The libraries for io_uring and AIO make their system calls directly,
 /// so their presence in the process counts as a call.
 pub fn regard_libraries() {
-    if real::has_queues() {
+    if real::has_queues() || is_loaded_since() {
         end_reuse();
     }
+}
+
+/// Whether one of them is loaded now: since the lookup, a library's constructor may have loaded it. By
+/// the files' names, because a lookup that fails leaves its message to the program.
+fn is_loaded_since() -> bool {
+    let mut found = false;
+    symbol::each_object(&mut |about| {
+        if !about.dlpi_name.is_null() {
+            // SAFETY: the loader's terminated string, for the length of the call.
+            let path = unsafe { CStr::from_ptr(about.dlpi_name) }.to_bytes();
+            let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+            found |= file.starts_with(b"liburing") || file.starts_with(b"libaio");
+        }
+        !found
+    });
+    found
 }
 
 /// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.

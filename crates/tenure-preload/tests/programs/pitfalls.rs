@@ -357,6 +357,20 @@ fn what_the_kernel_still_reads_is_not_used_again() {
     program!("in_flight.c").same_everywhere();
 }
 
+/// A library's constructor, which runs before tenure's, loads the library for io_uring.
+#[test]
+fn a_library_for_queues_that_a_constructor_loads_ends_reuse() {
+    let program = program!("late_queue.c");
+    let queue = program.plugin("queue.c", "liburing-as.so", &[]);
+    let loads = program.plugin("loads_queue.c", "libloads_queue.so", &[]);
+    let report = program.dir().join("report");
+    let options = [LARGE, ("TENURE_REPORT", report.to_str().expect("a plain name"))];
+    let mut command = program.under(&options, Some(&loads));
+    done("reported", command.env("QUEUE", &queue));
+    let told = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(told.contains("0 page faults reused"), "{told}");
+}
+
 /// A thread may have 16 KiB of stack, and a signal's handler that unmaps may interrupt an unmap.
 #[test]
 fn calls_take_little_of_the_stack() {

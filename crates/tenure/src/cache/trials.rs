@@ -99,9 +99,21 @@ struct Seat {
     before: u16,
     after: u16,
     part: Part,
-    uses: u8,
-    /// The value came back before.
-    came_back: bool,
+    /// The uses, and [`CAME_BACK`].
+    marks: u8,
+}
+
+/// The value came back before.
+const CAME_BACK: u8 = 0x80;
+
+impl Seat {
+    fn uses(&self) -> u8 {
+        self.marks & !CAME_BACK
+    }
+
+    fn set_uses(&mut self, uses: u8) {
+        self.marks = self.marks & CAME_BACK | uses;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -138,7 +150,7 @@ impl Trials {
     /// Returns trials with empty caches, or `None` if the kernel refused the memory.
     pub fn new() -> Option<Trials> {
         let node = Node { hash: 0, bytes: 0, next: NONE, known: 0 };
-        let seat = Seat { before: NONE, after: NONE, part: Part::None, uses: 0, came_back: false };
+        let seat = Seat { before: NONE, after: NONE, part: Part::None, marks: 0 };
         let mut nodes = filled(node, NODES)?;
         for (next, node) in (1..).zip(&mut nodes[..NODES - 1]) {
             node.next = next;
@@ -252,18 +264,19 @@ impl Trials {
         let cost = cost(bytes as usize, average);
         let part = self.seats[trial * NODES + node as usize].part;
         if matches!(part, Part::Probation | Part::Protected) {
-            let uses = &mut self.seats[trial * NODES + node as usize].uses;
-            *uses = (*uses + 1).min(MOST_USES as u8);
+            let seat = &mut self.seats[trial * NODES + node as usize];
+            seat.set_uses((seat.uses() + 1).min(MOST_USES as u8));
             self.hits[trial] += 1.0;
             return;
         }
         let mut into = Part::Probation;
-        let came_back = std::mem::take(&mut self.seats[trial * NODES + node as usize].came_back);
+        let seat = &mut self.seats[trial * NODES + node as usize];
+        let came_back = std::mem::take(&mut seat.marks) & CAME_BACK != 0;
         if part == Part::Ghost {
             self.leave(trial, node);
             self.nodes[node as usize].known -= 1;
             if SETTINGS[trial].twice && !came_back {
-                self.seats[trial * NODES + node as usize].came_back = true;
+                self.seats[trial * NODES + node as usize].marks = CAME_BACK;
             } else if comes_back(cost) {
                 into = Part::Protected;
             }
@@ -279,7 +292,6 @@ impl Trials {
             self.leave(trial, first);
             self.enter(trial, first, Part::Protected);
         }
-        self.seats[trial * NODES + node as usize].uses = 0;
         self.nodes[node as usize].known += 1;
         self.enter(trial, node, into);
     }
@@ -304,11 +316,11 @@ impl Trials {
             return false;
         }
         let cost = cost(self.nodes[node as usize].bytes as usize, average);
-        let uses = u32::from(self.seats[trial * NODES + node as usize].uses);
+        let uses = u32::from(self.seats[trial * NODES + node as usize].uses());
         self.leave(trial, node);
         if uses >= cost {
             let left = if is_new { 0 } else { SETTINGS[trial].left(uses, cost) };
-            self.seats[trial * NODES + node as usize].uses = left as u8;
+            self.seats[trial * NODES + node as usize].set_uses(left as u8);
             self.enter(trial, node, Part::Protected);
             return true;
         }

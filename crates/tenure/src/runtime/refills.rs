@@ -138,21 +138,33 @@ pub(crate) fn count_object() -> u64 {
     let more = |state: State| State { objects: state.objects + 1, ..state };
     loop {
         let no_handler = Blocked::all();
-        let process = generation::current();
+        let process = this_process();
         if State::change(|state| (!state.ending).then(|| more(state))).is_ok() {
             return process;
         }
         drop(no_handler);
-        RUNNER.changed.wait_until(|| !State::load().ending || generation::current() != process);
         // A child of a raw clone has no thread that ends the threads.
-        fork::look();
+        RUNNER.changed.wait_until(|| !State::load().ending || generation::current() != process);
     }
+}
+
+/// Returns the number of the process, also in a child that no fork handler has told so: a raw
+/// clone's, or `_Fork`'s. What such a child has counted before is forgotten here. The caller blocks
+/// signals, so that the process stays the same until the caller has used the number.
+fn this_process() -> u64 {
+    fork::look();
+    generation::current()
+}
+
+/// Returns whether it is this process that [has counted](count_object). The caller blocks signals.
+pub(crate) fn has_counted(process: u64) -> bool {
+    this_process() == process
 }
 
 /// Ends the count of an object that this process has counted.
 pub(crate) fn forget_object(process: u64) {
     let _no_handler = Blocked::all();
-    if generation::current() == process {
+    if has_counted(process) {
         let fewer = |state: State| State { objects: state.objects.saturating_sub(1), ..state };
         let _ = State::change(|state| Some(fewer(state)));
     }
@@ -183,12 +195,16 @@ pub(crate) fn ends_listening() -> bool {
 /// Starts the thread unless it runs. The caller is a thread of the program's, and the new thread
 /// shares its descriptor table. `false`: no thread can be made.
 pub(crate) fn start() -> bool {
-    let own = generation::current();
-    let process = own as u32;
-    let claim = |state: State| (state.process != process).then_some(State { process, ..state });
-    if State::change(claim).is_err() {
-        return true;
-    }
+    let own = {
+        let _no_handler = Blocked::all();
+        let own = this_process();
+        let process = own as u32;
+        let claim = |state: State| (state.process != process).then_some(State { process, ..state });
+        if State::change(claim).is_err() {
+            return true;
+        }
+        own
+    };
     let body = move || serve(own);
     let started = thread::spawn_quiet_with_stack("tenure-refill", STACK, body).is_ok();
     if !started {
@@ -257,7 +273,7 @@ pub(crate) fn is_runner() -> bool {
 
 /// `process`: the one that has started the thread.
 fn serve(process: u64) {
-    if generation::current() != process {
+    if !has_counted(process) {
         return; // a handler has forked in the middle of the start, and this is the child
     }
     IS_RUNNER.set(true);

@@ -121,8 +121,16 @@ pub(crate) fn is_guarded() -> bool {
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub(crate) fn start(call: &'static str) -> Result<()> {
-    create(call)?;
-    wait_until_started();
+    loop {
+        let process = generation::current();
+        create(call)?;
+        wait_until_started_in(process);
+        // A handler may have forked here: the child has no thread, and starts one.
+        fork::look();
+        if generation::current() == process {
+            break;
+        }
+    }
     // Otherwise a caller of `stop` has ended the thread since.
     let failed = WORKER.failed.load(Ordering::Acquire) == WORKER.starts.load(Ordering::Acquire);
     if failed && WORKER.state.load(Ordering::Acquire) == NONE {
@@ -145,8 +153,9 @@ pub(crate) fn create(call: &'static str) -> Result<()> {
     assert_none_held();
     let state = &WORKER.state;
     loop {
+        let process = generation::current();
         match state.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return create_new(call),
+            Ok(_) => return create_new(call, process),
             Err(STARTING | RUNNING) => return Ok(()),
             Err(there) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
         }
@@ -155,10 +164,14 @@ pub(crate) fn create(call: &'static str) -> Result<()> {
 
 /// Waits while the thread is starting. After that it is known whether it [is guarded](is_guarded).
 pub(crate) fn wait_until_started() {
-    let process = generation::current();
+    wait_until_started_in(generation::current());
+}
+
+fn wait_until_started_in(process: u64) {
     let state = || WORKER.state.load(Ordering::Acquire);
-    // A child of a raw clone has no such thread.
-    WORKER.changed.wait_until(|| state() != STARTING || generation::current() != process);
+    // A child has no such thread, and its handler may have made it in the middle of the start.
+    let is_another = || fork::missed() || generation::current() != process;
+    WORKER.changed.wait_until(|| state() != STARTING || is_another());
 }
 
 /// Ends the thread, runs `between` while there is none, and starts another, which copies the
@@ -169,9 +182,9 @@ pub(crate) fn wait_until_started() {
 pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> {
     fork::look();
     assert_none_held();
-    let process = generation::current();
     let state = &WORKER.state;
-    loop {
+    let process = loop {
+        let process = generation::current();
         let there = state.load(Ordering::Acquire);
         match there {
             // If two callers have ended the thread, one continues here. The other ends the thread
@@ -180,7 +193,7 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
                 let taken =
                     state.compare_exchange(there, STARTING, Ordering::AcqRel, Ordering::Acquire);
                 if taken.is_ok() {
-                    break;
+                    break process;
                 }
             }
             RUNNING => {
@@ -198,10 +211,10 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
             }
             _ => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
         }
-    }
+    };
     between();
-    create_new(call)?;
-    wait_until_started();
+    create_new(call, process)?;
+    wait_until_started_in(process);
     Ok(())
 }
 
@@ -244,9 +257,18 @@ pub(super) fn stop(until: Instant) -> bool {
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
-fn create_new(call: &'static str) -> Result<()> {
+///
+/// `process`: the one in which it has done so. If a handler has forked since, this may be the child,
+/// which has reset the state: its thread ends at once.
+fn create_new(call: &'static str, process: u64) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
-    let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], move || run(number));
+    let body = move || {
+        fork::look();
+        if generation::current() == process {
+            run(number);
+        }
+    };
+    let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], body);
     if let Err(error) = started {
         set_failed(number);
         let errno = rustix::io::Errno::from_io_error(&error);

@@ -10,8 +10,8 @@ use super::pin;
 use super::region::Region;
 use super::state::Kind;
 use crate::error::Result;
+use crate::os::page_size;
 use crate::os::signal::{self, Blocked, Touches};
-use crate::os::{generation, page_size};
 use crate::runtime::refills::{self, RefillError};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -86,7 +86,7 @@ pub(super) fn add(region: &Arc<Region>) {
         // What allocates or waits is done with signals: a collector may have stopped a thread that has
         // malloc's lock.
         let _no_handler = Blocked::all();
-        if generation::current() != process {
+        if !refills::has_counted(process) {
             // A handler has forked. The child begins anew, because only its parent counts the object.
             place.is_taken.store(false, Ordering::Release);
             continue;

@@ -10,7 +10,7 @@ use super::make_again;
 use super::object::Object;
 use crate::os::bell::Bell;
 use crate::os::signal::Blocked;
-use crate::os::{advise, generation, own_table, page_size, thread, tid, uffd};
+use crate::os::{advise, own_table, page_size, thread, tid, uffd};
 use crate::range::PageRange;
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -96,7 +96,7 @@ pub(super) fn enrol(object: &Arc<Object>) {
         let no_handler = Blocked::all();
         // A handler may have forked. The child begins anew, because its parent's threads serve its
         // parent's object.
-        if generation::current() == process && insert(object, process) {
+        if refills::has_counted(process) && insert(object, process) {
             return;
         }
         drop(no_handler);
@@ -237,10 +237,18 @@ fn serve(bell: Option<Bell>) {
             Heard::Bell => bell.into_iter().for_each(Bell::silence),
             Heard::Closed => return refills::set_listening(false),
         }
-        let mut read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten()).fuse();
         for place in &mut faults {
-            let fault = place.take().or_else(|| read.next());
-            *place = fault.and_then(|fault| answer(watcher, fault));
+            *place = place.take().and_then(|fault| answer(watcher, fault));
+        }
+        let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
+        for fault in read.take(4 * MOST_FAULTS) {
+            let Some(later) = answer(watcher, fault) else { continue };
+            match faults.iter_mut().find(|place| place.is_none()) {
+                Some(place) => *place = Some(later),
+                // The thread touches again, and the kernel puts it behind the others: the refill that all
+                // wait for may touch another object.
+                None => _ = uffd::wake(watcher, page_of(&later)),
+            }
         }
         // Here, without a turn: touching threads that are faster than the background thread wait
         // for it.
@@ -248,7 +256,7 @@ fn serve(bell: Option<Bell>) {
     }
 }
 
-/// How many touches the thread has read and not answered. The others wait in the descriptor.
+/// How many touches the thread can put off.
 const MOST_FAULTS: usize = 256;
 
 /// The result of a wait.
@@ -297,8 +305,7 @@ fn wait_for_touch(fd: RawFd, bell: Option<Bell>, patient: bool) -> Heard {
 
 /// Handles a touch. `Some`: another thread is refilling the object.
 fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
-    let page = fault.address / page_size() * page_size();
-    let missing = PageRange::new(page, page + page_size());
+    let missing = page_of(&fault);
     match refills::run(move || make(missing)) {
         Some(Made::Now) => {}
         Some(Made::Before) => {
@@ -308,6 +315,11 @@ fn answer(watcher: uffd::Watcher, fault: uffd::Fault) -> Option<uffd::Fault> {
         Some(Made::Never) | None => fail(watcher, missing, fault.thread),
     }
     None
+}
+
+fn page_of(fault: &uffd::Fault) -> PageRange {
+    let page = fault.address / page_size() * page_size();
+    PageRange::new(page, page + page_size())
 }
 
 /// The result for a touched page.

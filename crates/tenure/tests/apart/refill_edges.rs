@@ -222,3 +222,49 @@ fn without_memory_a_touch_raises_sigbus() {
     });
     assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{}", ended.output);
 }
+
+/// More threads touch an object that a pin refills than the thread that hears of touches can put off,
+/// and the refill touches another object: its touch has its turn.
+#[test]
+fn a_refill_that_touches_another_object_waits_for_no_crowd() {
+    const CROWD: usize = 600;
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let other = purged(
+            PAGE,
+            Refill::pages(|_, bytes: &mut [u8]| {
+                bytes.fill(9);
+                Ok(())
+            }),
+        );
+        let (begin, begun) = mpsc::channel();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begin, wait) = (Mutex::new(Some(begin)), Mutex::new(wait));
+        let refill = Refill::pages(move |at, bytes: &mut [u8]| {
+            if let Some(begin) = begin.lock().unwrap().take() {
+                begin.send(()).unwrap();
+                wait.lock().unwrap().recv().unwrap();
+                // SAFETY: inside the buffer; a purged page is refilled.
+                assert_eq!(unsafe { other.as_ptr().read_volatile() }, 9);
+            }
+            sevens(at, bytes)
+        });
+        let crowded = &purged((CROWD + 1) * PAGE, refill);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(crowded.pin().unwrap()[0], 7));
+            begun.recv().unwrap();
+            for page in 1..=CROWD {
+                let touch = move || {
+                    // SAFETY: inside the buffer; a purged page is refilled.
+                    let byte = unsafe { crowded.as_ptr().add(page * PAGE).read_volatile() };
+                    assert_eq!(byte, 7);
+                };
+                let builder = std::thread::Builder::new().stack_size(128 << 10);
+                builder.spawn_scoped(scope, touch).unwrap();
+            }
+            // Most of them touch meanwhile. Fewer only make the test easier.
+            std::thread::sleep(Duration::from_millis(500));
+            go_on.send(()).unwrap();
+        });
+    });
+}
