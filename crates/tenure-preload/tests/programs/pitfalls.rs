@@ -368,7 +368,7 @@ fn a_library_for_queues_that_a_constructor_loads_ends_reuse() {
     let mut command = program.under(&options, Some(&loads));
     done("reported", command.env("QUEUE", &queue));
     let told = std::fs::read_to_string(&report).expect("there is a report");
-    assert!(told.contains("0 page faults reused"), "{told}");
+    assert!(told.contains("(0 B reused"), "{told}");
 }
 
 /// A thread may have 16 KiB of stack, and a signal's handler that unmaps may interrupt an unmap.
