@@ -89,7 +89,9 @@ fn the_cheap_one_gives(test: &'static str, costly: usize) {
         let lost = lost([&caches[0], &caches[1]], wanted);
         let all = 40 * MIB as u64 / VALUE as u64;
         assert!(lost[1 - costly] * 10 >= all * 7, "the cheap one gave too little: {lost:?}");
-        assert!(lost[costly] * 10 <= lost[1 - costly], "the costly one gave, too: {lost:?}");
+        // The kernel's lists are not exact: once it took two segments (254 values) of the costly one. If the
+        // costs are not known, that one gives 1,100 to 1,500.
+        assert!(lost[costly] * 4 <= lost[1 - costly], "the costly one gave, too: {lost:?}");
     });
     or_skip!(done);
 }
