@@ -106,7 +106,9 @@ fn a_terminal_that_cannot_draw_is_refused() {
 fn on_a_terminal(end: impl FnOnce(&mut dyn Write, u32)) -> Option<(String, Option<i32>)> {
     let own = env!("CARGO_BIN_EXE_tenure");
     // exec replaces the shell, so that the shell's process number is the program's.
-    let line = format!("stty rows 24 cols 80; echo number $$; exec {own} top -d 0.1");
+    // The tests may run where SIGHUP is ignored (nohup), and then tenure ignores it, too.
+    let with = "env --default-signal=HUP";
+    let line = format!("stty rows 24 cols 80; echo number $$; exec {with} {own} top -d 0.1");
     let mut command = Command::new("script");
     command.args(["-qec", &line, "/dev/null"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
