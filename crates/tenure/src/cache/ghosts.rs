@@ -1,8 +1,9 @@
 //! Remembers which keys the cache evicted lately: two bytes for each, found by the key's hash.
 //!
 //! A ghost is a fingerprint of 10 bits, the time of the eviction in 5 bits, and a bit that says that
-//! its value came back before. Eight ghosts are a bucket. A new ghost replaces the oldest one, long before the time wraps. Threads change the
-//! table without a lock: if two threads collide, one ghost may be lost.
+//! its value came back before. Eight ghosts are a bucket. A new ghost replaces the oldest one, long
+//! before the time wraps. Threads change the table without a lock: if two threads collide, one ghost
+//! may be lost.
 
 #![allow(unsafe_code, reason = "reads a table without a lock")]
 
@@ -197,7 +198,7 @@ mod tests {
         assert!(found > 950, "{found} of 1000");
         assert!((1000..2000).filter(|key| ghosts.take(hash(*key), 15, false)).count() < 20);
         let strangers = (10_000..20_000).filter(|key| ghosts.take(hash(*key), 15, false)).count();
-        assert!(strangers < 100, "{strangers} of 10000");
+        assert!(strangers < 50, "{strangers} of 10000");
     }
 
     #[test]

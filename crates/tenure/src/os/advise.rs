@@ -26,6 +26,13 @@ pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxFree)
 }
 
+/// Has the kernel count the range's pages as unused.
+///
+/// `EINVAL`: locked, device or hugetlbfs memory.
+pub(crate) fn cold(range: PageRange) -> Result<(), Errno> {
+    advise(range, Advice::LinuxCold)
+}
+
 /// Has the kernel reclaim the range now: discards clean lazily freed pages, swaps the others out
 /// where there is swap.
 pub(crate) fn page_out(range: PageRange) -> Result<(), Errno> {

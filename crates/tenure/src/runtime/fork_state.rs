@@ -4,6 +4,7 @@
 use super::services::{self, Service, ServiceId};
 use crate::os::brief;
 use crate::os::fork::{marker, word};
+use crate::os::generation;
 use crate::os::signal::Blocked;
 use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
@@ -66,6 +67,14 @@ pub(crate) fn missed() -> bool {
 pub(crate) fn register(service: &'static Service) -> ServiceId {
     look();
     services::register(service)
+}
+
+/// Returns the number of the process, also in a child that no fork handler has told so: a raw
+/// clone's, or `_Fork`'s. The caller blocks signals, so that the process stays the same until it has
+/// used the number.
+pub(crate) fn this_process() -> u64 {
+    look();
+    generation::current()
 }
 
 #[cold]

@@ -138,7 +138,7 @@ pub(crate) fn count_object() -> u64 {
     let more = |state: State| State { objects: state.objects + 1, ..state };
     loop {
         let no_handler = Blocked::all();
-        let process = this_process();
+        let process = fork::this_process();
         if State::change(|state| (!state.ending).then(|| more(state))).is_ok() {
             return process;
         }
@@ -148,17 +148,9 @@ pub(crate) fn count_object() -> u64 {
     }
 }
 
-/// Returns the number of the process, also in a child that no fork handler has told so: a raw
-/// clone's, or `_Fork`'s. What such a child has counted before is forgotten here. The caller blocks
-/// signals, so that the process stays the same until the caller has used the number.
-fn this_process() -> u64 {
-    fork::look();
-    generation::current()
-}
-
 /// Returns whether it is this process that [has counted](count_object). The caller blocks signals.
 pub(crate) fn has_counted(process: u64) -> bool {
-    this_process() == process
+    fork::this_process() == process
 }
 
 /// Ends the count of an object that this process has counted.
@@ -197,7 +189,7 @@ pub(crate) fn ends_listening() -> bool {
 pub(crate) fn start() -> bool {
     let own = {
         let _no_handler = Blocked::all();
-        let own = this_process();
+        let own = fork::this_process();
         let process = own as u32;
         let claim = |state: State| (state.process != process).then_some(State { process, ..state });
         if State::change(claim).is_err() {

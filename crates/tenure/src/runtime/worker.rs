@@ -12,6 +12,7 @@ use crate::os::bell::Bell;
 use crate::os::memory_group;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::pressure_told::Told;
+use crate::os::signal::Blocked;
 use crate::os::stack::Stack;
 use crate::os::thread::{can_allocate, spawn_apart};
 use crate::os::tid;
@@ -151,15 +152,29 @@ pub(crate) fn create(call: &'static str) -> Result<()> {
         return Ok(());
     }
     assert_none_held();
-    let state = &WORKER.state;
     loop {
-        let process = generation::current();
-        match state.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return create_new(call, process),
+        match claim_start(NONE) {
+            Ok(process) => return create_new(call, process),
             Err(STARTING | RUNNING) => return Ok(()),
-            Err(there) => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
+            Err(there) => wait_while(there),
         }
     }
+}
+
+/// Has the calling thread start the background thread, if the state is still `there`. Returns the
+/// process in which it does so, or the state.
+fn claim_start(there: u32) -> std::result::Result<u64, u32> {
+    // A handler that forked in here would leave a child that claims with its parent's number.
+    let _no_handler = Blocked::all();
+    let process = fork::this_process();
+    let state = &WORKER.state;
+    state.compare_exchange(there, STARTING, Ordering::AcqRel, Ordering::Acquire).map(|_| process)
+}
+
+/// Waits while the state is still this one. A child of a raw clone has nobody who changes it.
+fn wait_while(there: u32) {
+    let state = || WORKER.state.load(Ordering::Acquire);
+    WORKER.changed.wait_until(|| state() != there || fork::missed());
 }
 
 /// Waits while the thread is starting. After that it is known whether it [is guarded](is_guarded).
@@ -190,9 +205,7 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
             // If two callers have ended the thread, one continues here. The other ends the thread
             // that this one starts.
             NONE | ENDED => {
-                let taken =
-                    state.compare_exchange(there, STARTING, Ordering::AcqRel, Ordering::Acquire);
-                if taken.is_ok() {
+                if let Ok(process) = claim_start(there) {
                     break process;
                 }
             }
@@ -209,7 +222,7 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
                 // A child of a raw clone has no such thread.
                 WORKER.changed.wait_until(|| ended() || generation::current() != process);
             }
-            _ => WORKER.changed.wait_until(|| state.load(Ordering::Acquire) != there),
+            _ => wait_while(there),
         }
     };
     between();

@@ -236,7 +236,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
 }
 
 /// Returns the parts of an offered range that were really offered.
-fn offered_parts(claim: &Claim) -> Result<List<PageRange>, Errno> {
+pub(super) fn offered_parts(claim: &Claim) -> Result<List<PageRange>, Errno> {
     match claim.known_side().and_then(|side| side.offered.as_ref()) {
         Some(told) => List::of(told),
         None => List::of(&[claim.range()]),

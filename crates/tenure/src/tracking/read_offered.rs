@@ -5,8 +5,9 @@
 //! little in each of many ranges would do that all the time. A copy of a few KiB takes 2 µs.
 
 use super::owned::OwnedRange;
-use super::spared::is_watched;
+use super::spared::{self, is_watched};
 use super::state::Word;
+use super::wake::stir;
 use super::{before_claiming, claims, detection};
 use crate::os::touch;
 use crate::runtime::counters::{add, COUNTERS};
@@ -39,6 +40,11 @@ impl OwnedRange {
         let is_true = copied && !is_lost && readable(claim.word());
         if is_true {
             add(&COUNTERS.offered_reads, 1);
+            let is_news = spared::after_read(&claim);
+            drop(claim);
+            if is_news {
+                stir();
+            }
         }
         is_true
     }

@@ -37,8 +37,8 @@ struct Scans {
     /// When the next scan is due, if no caller asks for one earlier.
     due: Option<Instant>,
     pressed_until: Option<Instant>,
-    /// When spared ranges are shown again.
-    show: spared::Due,
+    /// When the kernel is told again which ranges are spared.
+    spared: spared::Due,
     candidates: Vec<Candidate>,
 }
 
@@ -82,7 +82,7 @@ impl Scans {
             rest: Duration::ZERO,
             due: None,
             pressed_until: None,
-            show: spared::Due::now(),
+            spared: spared::Due::now(),
             candidates: Vec::new(),
         }
     }
@@ -107,7 +107,7 @@ impl Scans {
         }
     }
 
-    /// Looks, offers, and returns how long to pause (`None`: until a range becomes known or is
+    /// Looks, offers, tells, and returns how long to pause (`None`: until a range becomes known or is
     /// taken back).
     fn scan(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
@@ -140,14 +140,14 @@ impl Scans {
         }
         let looked = now.elapsed();
         let (left, told_again) = self.offer(marked, again, bound, pressed);
-        spared::show_all(&mut self.show, now, pressed);
+        let tells_again = spared::tell_all(&mut self.spared, now, pressed);
         if told_again == seen.made_again {
             backpressure::told_again(made_again);
         }
         backpressure::scan_ended(exposed, left, bound);
 
         if !seen.resident {
-            return None;
+            return tells_again;
         }
         let pause = if left > bound {
             Duration::from_millis(10)
@@ -156,7 +156,7 @@ impl Scans {
         } else {
             IDLE
         };
-        Some(pause.max(looked * SHARE))
+        Some(pause.min(tells_again.unwrap_or(pause)).max(looked * SHARE))
     }
 
     /// Returns how many eighths of the wait have passed since the last scan.

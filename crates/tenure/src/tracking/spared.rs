@@ -7,33 +7,36 @@
 //! first. So a spared range is read once after its offer. The kernel may still take it if the other
 //! pages are not enough.
 //!
+//! The other ranges must not look used. A get that copies a value of an offered range uses it.
+//! Besides, `MADV_FREE` removes the mark of a use from the page table only. Where DAMON or another
+//! tracker of idle pages has moved the mark to the page itself, it stays there: on such a machine
+//! the kernel took up to 9 of 36 spared segments too early. `MADV_COLD` removes both marks.
+//!
 //! Caches that are worth more than others of the process spare their ranges (`cache/worth.rs`).
 //! While any range is spared, ranges of a priority above the default are, too: a priority that the
 //! program has set counts before worth.
 
+use super::offer::offered_parts;
 use super::settings::Priority;
-use super::state::{flag, Claim, RangeId, Tracked, Word, LEVEL, SPARED};
+use super::state::{flag, Claim, RangeId, Tracked, Word, LEVEL, SPARED, TOLD};
 use super::{claims, TRACKING};
+use crate::os::advise;
 use crate::os::touch::use_each_page;
 use crate::os::{page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A bit in a range's byte of priority: the kernel was shown a use since the last offer of the
-/// range.
-const SHOWN: u8 = 16;
-
-/// How often a use is shown again while memory is short: reclaim counts each use once.
+/// How often the kernel is told again while memory is short: reclaim counts each use once.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The pause between two batches, and the longest time of a batch: about 200 segments.
 const PACE: Duration = Duration::from_millis(50);
 const MOST: Duration = Duration::from_millis(2);
 
-/// When the next ranges are shown.
+/// When the kernel is told of the next ranges.
 pub(super) struct Due {
     next: Instant,
-    /// When all ranges are shown, if memory is short then.
+    /// When it is told of all ranges, if memory is short then.
     all: Instant,
 }
 
@@ -72,9 +75,9 @@ fn is_spared(priority: u8) -> bool {
 
 /// After an offer: shows the kernel the first page of each 2 MiB of a spared range as used. With
 /// huge pages that is the whole range. A range in use is offered thousands of times a second, so
-/// the other pages wait for [`show_all`].
+/// the other pages wait for [`tell_all`].
 pub(super) fn after_offer(claim: &mut Claim) {
-    let priority = claim.tracked().priority.fetch_and(!SHOWN, Ordering::Relaxed);
+    let priority = claim.tracked().priority.fetch_and(!TOLD, Ordering::Relaxed);
     if is_any() && is_spared(priority) && claim.is_offered() && is_watched(claim.tracked()) {
         for piece in claim.range().pieces(HUGE_PAGE) {
             use_each_page(PageRange::new(piece.start, piece.start + page_size()));
@@ -82,18 +85,40 @@ pub(super) fn after_offer(claim: &mut Claim) {
     }
 }
 
+/// After a read of an offered range. `true`: the background thread has to tell the kernel that the
+/// range does not count as used.
+pub(super) fn after_read(claim: &Claim) -> bool {
+    let priority = &claim.tracked().priority;
+    let before = priority.load(Ordering::Relaxed);
+    if is_spared(before) || before & TOLD == 0 {
+        return false;
+    }
+    priority.fetch_and(!TOLD, Ordering::Relaxed);
+    is_any()
+}
+
 /// Has the kernel count a use of the pages, about 20 ns a page. It fills none: only watched ranges
 /// are shown, and in those a read of a purged page fails.
 fn show(claim: &mut Claim) {
-    if !claim.is_offered() || !is_watched(claim.tracked()) {
+    if !is_watched(claim.tracked()) {
         return;
     }
-    claim.tracked().priority.fetch_or(SHOWN, Ordering::Relaxed);
     for piece in claim.range().pieces(STEP) {
         if claim.is_wanted() {
             return;
         }
         use_each_page(piece);
+    }
+}
+
+/// Has the kernel forget uses of the pages.
+fn hide(claim: &mut Claim) {
+    let Ok(offered) = offered_parts(claim) else { return };
+    for piece in offered.iter().flat_map(|part| part.pieces(STEP)) {
+        // If the kernel refuses, the range keeps its uses, and goes a little later.
+        if claim.is_wanted() || advise::cold(piece).is_err() {
+            return;
+        }
     }
 }
 
@@ -106,32 +131,42 @@ pub(super) fn is_watched(tracked: &Tracked) -> bool {
 /// After this many bytes the worker checks whether a thread wants the range back.
 const STEP: usize = 8 << 20;
 
-/// Shows spared ranges that were offered before they were spared, and, from time to time while
-/// memory is short, all of them. On the background thread, for a short time: a later scan
-/// continues.
-pub(super) fn show_all(due: &mut Due, now: Instant, pressed: bool) {
-    if !is_any() || now < due.next {
-        return;
+/// Tells the kernel which ranges count as used: those that are spared. It does so once after an
+/// offer, and from time to time while memory is short. On the background thread, for a short time.
+/// `Some`: the next scan is to continue after so long.
+pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool) -> Option<Duration> {
+    if !is_any() {
+        return None;
+    }
+    if now < due.next {
+        return Some(due.next - now);
     }
     due.next = now + PACE;
     if pressed && now >= due.all {
         due.all = now + AGAIN;
         TRACKING.slab.each(|_, tracked, _| {
-            tracked.priority.fetch_and(!SHOWN, Ordering::Relaxed);
+            tracked.priority.fetch_and(!TOLD, Ordering::Relaxed);
         });
     }
     let begun = Instant::now();
+    let mut any_left = false;
     TRACKING.slab.each(|id, tracked, word| {
-        let priority = tracked.priority.load(Ordering::Relaxed);
-        let is_due = is_spared(priority) && priority & SHOWN == 0 && is_watched(tracked);
-        if is_due && word.has(Word::OFFERED) && word.pins() == 0 && begun.elapsed() < MOST {
-            show_one(id, tracked, word);
+        let is_told = tracked.priority.load(Ordering::Relaxed) & TOLD != 0;
+        if word.has(Word::OFFERED) && !is_told {
+            // A pinned one is being read or taken back.
+            let can = word.pins() == 0 && begun.elapsed() < MOST;
+            any_left |= !(can && tell_one(id, tracked, word));
         }
     });
+    any_left.then_some(PACE)
 }
 
-fn show_one(id: RangeId, tracked: &'static Tracked, word: Word) {
-    if let Some(mut claim) = claims().try_claim_from(id, tracked, word) {
-        show(&mut claim);
+/// `false`: another thread has the range now.
+fn tell_one(id: RangeId, tracked: &'static Tracked, word: Word) -> bool {
+    let Some(mut claim) = claims().try_claim_from(id, tracked, word) else { return false };
+    match is_spared(tracked.priority.fetch_or(TOLD, Ordering::Relaxed)) {
+        true => show(&mut claim),
+        false => hide(&mut claim),
     }
+    true
 }

@@ -241,20 +241,31 @@ fn serve(bell: Option<Bell>) {
             *place = place.take().and_then(|fault| answer(watcher, fault));
         }
         let read = std::iter::from_fn(|| uffd::read_fault(fd).ok().flatten());
+        let mut woken = false;
         for fault in read.take(4 * MOST_FAULTS) {
             let Some(later) = answer(watcher, fault) else { continue };
             match faults.iter_mut().find(|place| place.is_none()) {
                 Some(place) => *place = Some(later),
                 // The thread touches again, and the kernel puts it behind the others: the refill that all
                 // wait for may touch another object.
-                None => _ = uffd::wake(watcher, page_of(&later)),
+                None => {
+                    woken = true;
+                    let _ = uffd::wake(watcher, page_of(&later));
+                }
             }
+        }
+        if woken {
+            // These touches are there at once, and would not let this thread wait.
+            std::thread::sleep(RETRY);
         }
         // Here, without a turn: touching threads that are faster than the background thread wait
         // for it.
         backpressure::hold_back();
     }
 }
+
+/// How long the thread waits before it tries touches again that it had to put off.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// How many touches the thread can put off.
 const MOST_FAULTS: usize = 256;
@@ -281,7 +292,7 @@ fn wait_for_touch(fd: RawFd, bell: Option<Bell>, patient: bool) -> Heard {
     let most_ns = match (patient, bell) {
         (true, Some(_)) => None,
         (true, None) => Some(100_000_000),
-        (false, _) => Some(2_000_000),
+        (false, _) => Some(RETRY.subsec_nanos().into()),
     };
     let timeout = most_ns.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
     let result = poll(&mut fds, timeout.as_ref());
@@ -297,7 +308,7 @@ fn wait_for_touch(fd: RawFd, bell: Option<Bell>, patient: bool) -> Heard {
         // No memory, or two descriptors are more than RLIMIT_NOFILE. Threads wait for this one, so
         // it tries again.
         Err(_) => {
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(RETRY);
             Heard::Touch
         }
     }

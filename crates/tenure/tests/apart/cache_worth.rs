@@ -39,9 +39,9 @@ fn present(cache: &Cache<u64>) -> u64 {
     (0..VALUES).filter(is_there).count() as u64
 }
 
-/// Fills both caches alike, in turns, and gets each value equally often. Then a neighbour takes the
-/// free memory and 40 MiB more. Returns how many values each has lost.
-fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
+/// Fills both caches alike, in turns, and gets each value equally often. Calls `last`. Then a
+/// neighbour takes the free memory and 40 MiB more. Returns how many values each has lost.
+fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2], last: impl FnOnce()) -> [u64; 2] {
     volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
     for key in 0..VALUES {
         caches.iter().for_each(|cache| cache.insert(key, &value(key)).unwrap());
@@ -56,9 +56,14 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2]) -> [u64; 2] {
     };
     assert!(waited(compared), "{:?}", caches.map(|cache| cache.stats()));
     assert!(waited(|| tenure::stats().marked_bytes == 0));
-    // In the scan after the offers the worker has shown the kernel which pages to take last.
-    let rounds = tenure::stats().total.keeper_rounds;
-    assert!(waited(|| tenure::stats().total.keeper_rounds >= rounds + 2));
+    last();
+    // The worker tells the kernel in scans 50 ms apart which pages to take last.
+    let rounds = || tenure::stats().total.keeper_rounds;
+    assert!(waited(|| {
+        let before = rounds();
+        std::thread::sleep(Duration::from_millis(200));
+        rounds() == before
+    }));
     let free = LIMIT - room::used();
     let mut neighbour = Competitor::spawn(None).unwrap();
     neighbour.need(free + (40 << 20)).expect("its need is met from the caches");
@@ -79,31 +84,45 @@ mod room {
 
 /// The costly cache is the first that was made and filled, or the second: only its cost
 /// distinguishes them.
-fn the_cheap_one_gives(test: &'static str, costly: usize) {
+fn the_cheap_one_gives(test: &'static str, costly: usize, last: fn(&Cache<u64>)) {
     let done = promised_within(test, LIMIT, || {
         let mut costs = [Some(CHEAP); 2];
         costs[costly] = Some(10 * CHEAP);
         let caches = costs.map(cache);
         let mut wanted = [false; 2];
         wanted[costly] = true;
-        let lost = lost([&caches[0], &caches[1]], wanted);
+        let lost = lost([&caches[0], &caches[1]], wanted, || last(&caches[1 - costly]));
         let all = 40 * MIB as u64 / VALUE as u64;
         assert!(lost[1 - costly] * 10 >= all * 7, "the cheap one gave too little: {lost:?}");
-        // The kernel's lists are not exact: once it took two segments (254 values) of the costly one. If the
-        // costs are not known, that one gives 1,100 to 1,500.
-        assert!(lost[costly] * 4 <= lost[1 - costly], "the costly one gave, too: {lost:?}");
+        // The kernel's lists are not exact.
+        assert!(lost[costly] * 10 <= lost[1 - costly], "the costly one gave, too: {lost:?}");
     });
     or_skip!(done);
 }
 
 #[test]
 fn the_cheap_cache_gives_first_if_it_is_the_second() {
-    the_cheap_one_gives(this_test!(), 0);
+    the_cheap_one_gives(this_test!(), 0, |_| ());
 }
 
 #[test]
 fn the_cheap_cache_gives_first_if_it_is_the_first() {
-    the_cheap_one_gives(this_test!(), 1);
+    the_cheap_one_gives(this_test!(), 1, |_| ());
+}
+
+/// The kernel takes pages that were used after the others, and such a get uses them.
+#[test]
+fn gets_that_copy_offered_values_of_the_cheap_cache_do_not_spare_it() {
+    the_cheap_one_gives(this_test!(), 0, |cheap| {
+        volatile::configure(Settings::default().with_unoffered_max(0));
+        let before = tenure::stats().total.offered_reads;
+        // A few of each segment: one that is read often is taken back.
+        let keys = (0..VALUES).step_by(16);
+        let wanted = keys.clone().count() as u64 / 2;
+        assert!(keys.into_iter().all(|key| cheap.get(&key).is_some()));
+        let copies = tenure::stats().total.offered_reads - before;
+        assert!(copies > wanted, "{copies} copies");
+    });
 }
 
 /// If the costs are not known, no cache is spared, and both lose about as much.
@@ -111,7 +130,7 @@ fn the_cheap_cache_gives_first_if_it_is_the_first() {
 fn caches_of_unknown_cost_give_alike() {
     let done = promised_within(this_test!(), LIMIT, || {
         let caches = [cache(None), cache(None)];
-        let lost = lost([&caches[0], &caches[1]], [false; 2]);
+        let lost = lost([&caches[0], &caches[1]], [false; 2], || ());
         assert!(lost[0] > 0 && lost[1] > 0, "{lost:?}");
     });
     or_skip!(done);

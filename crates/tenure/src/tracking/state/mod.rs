@@ -64,6 +64,9 @@ pub(crate) struct Tracked {
 pub(crate) const LEVEL: u8 = 7;
 /// In that byte: the kernel should take the range after others.
 pub(crate) const SPARED: u8 = 8;
+/// In that byte: since the last offer of the range, the kernel was told whether the range counts as
+/// used.
+pub(crate) const TOLD: u8 = 16;
 /// Distinguishes it from a use counter that was seen without a pin.
 const HELD: u32 = 1 << 31;
 /// The age at which a pinned range counts as pinned for long: thirty times the wait for an offer,
@@ -138,10 +141,13 @@ impl Tracked {
 
     /// Sets whether the kernel should take the range after others of its level.
     pub fn set_spared(&self, spared: bool) {
-        match spared {
-            true => self.priority.fetch_or(SPARED, Ordering::Relaxed),
-            false => self.priority.fetch_and(!SPARED, Ordering::Relaxed),
+        let (most, relaxed) = (!(SPARED | TOLD), Ordering::Relaxed);
+        let set = |before: u8| {
+            let is_news = (before & SPARED != 0) != spared;
+            is_news.then_some(before & most | if spared { SPARED } else { 0 })
         };
+        // An error says that it was so before.
+        let _ = self.priority.fetch_update(relaxed, relaxed, set);
     }
 
     /// Adds a pin. Returns the word before. If that was [plain](Word::plain), the pages are there
