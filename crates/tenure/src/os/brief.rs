@@ -186,6 +186,17 @@ pub(super) fn open_by(
     file.map(|_| brief).ok_or(Errno::BADF)
 }
 
+/// In a process with one thread: has the kernel make its table of descriptors large enough for
+/// tenure's [high numbers](HIGH). As soon as a second thread shares the table, that takes 7 ms (Linux
+/// 6.18): the kernel waits until no processor can use the old table any more.
+pub(crate) fn have_table_for_high_numbers() {
+    // The links of this directory are itself, its parent's, and one for each thread.
+    let is_alone = stat(c"/proc/self/task").is_ok_and(|task| task.st_nlink == 3);
+    if let Some(any) = is_alone.then(|| open_for_facts(c"/")).and_then(Result::ok) {
+        drop(any.again(HIGH));
+    }
+}
+
 /// Closes a number that tenure got for this file, unless the program has closed it, and maybe put
 /// another file there.
 ///

@@ -9,6 +9,7 @@ use super::services::{self, Next, ServiceId, Visit, MOST};
 use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::bell::Bell;
+use crate::os::brief;
 use crate::os::memory_group;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::pressure_told::Told;
@@ -275,6 +276,7 @@ pub(super) fn stop(until: Instant) -> bool {
 /// which has reset the state: its thread ends at once.
 fn create_new(call: &'static str, process: u64) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
+    brief::have_table_for_high_numbers();
     let body = move || {
         fork::look();
         if generation::current() == process {
