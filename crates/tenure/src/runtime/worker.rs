@@ -196,10 +196,11 @@ fn wait_until_started_in(process: u64) {
 /// # Errors
 /// As for [`start`].
 pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> {
-    fork::look();
     assert_none_held();
     let state = &WORKER.state;
     let process = loop {
+        // In each turn: a handler may have forked while this thread waited.
+        fork::look();
         let process = generation::current();
         let there = state.load(Ordering::Acquire);
         match there {
@@ -221,7 +222,8 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
                         || WORKER.starts.load(Ordering::Acquire) != number
                 };
                 // A child of a raw clone has no such thread.
-                WORKER.changed.wait_until(|| ended() || generation::current() != process);
+                let elsewhere = || fork::missed() || generation::current() != process;
+                WORKER.changed.wait_until(|| ended() || elsewhere());
             }
             _ => wait_while(there),
         }

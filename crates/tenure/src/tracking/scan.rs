@@ -147,7 +147,7 @@ impl Scans {
         backpressure::scan_ended(exposed, left, bound);
 
         if !seen.resident {
-            return tells_again;
+            return tells_again.map(|pause| pause.max(looked * SHARE));
         }
         let pause = if left > bound {
             Duration::from_millis(10)
