@@ -90,10 +90,12 @@ pub(super) fn after_offer(claim: &mut Claim) {
 pub(super) fn after_read(claim: &Claim) -> bool {
     let priority = &claim.tracked().priority;
     let before = priority.load(Ordering::Relaxed);
-    if is_spared(before) || before & TOLD == 0 {
+    if is_spared(before) {
         return false;
     }
-    priority.fetch_and(!TOLD, Ordering::Relaxed);
+    if before & TOLD != 0 {
+        priority.fetch_and(!TOLD, Ordering::Relaxed);
+    }
     is_any()
 }
 
@@ -111,16 +113,15 @@ fn show(claim: &mut Claim) {
     }
 }
 
-/// Has the kernel forget uses of the pages, about 65 ns a page. Not for ranges above [`STEP`]: the
-/// worker would do nothing else meanwhile, and no get copies from them.
+/// Has the kernel forget uses of the pages, about 65 ns a page. Not of pages that were made again:
+/// they are the program's until the next scan offers them, and would be swapped out first.
 fn hide(claim: &mut Claim) {
-    let Ok(offered) = offered_parts(claim) else { return };
-    for piece in offered.iter().flat_map(|part| part.pieces(STEP)) {
-        // If the kernel refuses, the range keeps its uses, and goes a little later.
-        if claim.is_wanted() || advise::cold(piece).is_err() {
-            return;
-        }
+    if claim.is(flag::MADE_AGAIN) {
+        return;
     }
+    let Ok(offered) = offered_parts(claim) else { return };
+    // If the kernel refuses, the range keeps its uses, and goes a little later.
+    let _ = offered.iter().try_for_each(|part| advise::cold(*part));
 }
 
 /// Returns whether a read of a purged page fails and no thread makes the page again.
@@ -129,7 +130,8 @@ pub(super) fn is_watched(tracked: &Tracked) -> bool {
     tracked.is(flag::WHOLLY_WATCHED) && !tracked.is(hidden)
 }
 
-/// After this many bytes the worker checks whether a thread wants the range back.
+/// After this many bytes the worker checks whether a thread wants the range back. It hides no larger
+/// range: it would do nothing else meanwhile, and no get copies from one.
 const STEP: usize = 8 << 20;
 
 /// Tells the kernel which ranges count as used: those that are spared. It does so once after an
@@ -159,10 +161,9 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool) -> Option<Dur
         TRACKING.slab.each(|id, tracked, word| {
             let priority = tracked.priority.load(Ordering::Relaxed);
             let is_due = priority & TOLD == 0 && is_spared(priority) == spared;
-            if is_due && word.has(Word::OFFERED) && (spared || tracked.len() <= STEP) {
-                // A pinned one is being read or taken back.
-                let can = word.pins() == 0 && begun.elapsed() < MOST;
-                any_left |= !(can && tell_one(id, tracked, word));
+            let is_free = word.has(Word::OFFERED) && word.pins() == 0;
+            if is_due && is_free && (spared || tracked.len() <= STEP) {
+                any_left |= begun.elapsed() >= MOST || !tell_one(id, tracked, word);
             }
         });
     }

@@ -57,19 +57,37 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2], last: impl FnOnce()) -> [u6
     assert!(waited(compared), "{:?}", caches.map(|cache| cache.stats()));
     assert!(waited(|| tenure::stats().marked_bytes == 0));
     last();
-    // The worker tells the kernel in scans 50 ms apart which pages to take last.
-    let rounds = || tenure::stats().total.keeper_rounds;
-    assert!(waited(|| {
-        let before = rounds();
-        std::thread::sleep(Duration::from_millis(200));
-        rounds() == before
-    }));
+    if wanted.contains(&true) {
+        // The kernel finds the costly one's pages used, and no others: half of all.
+        let told = || {
+            let [offered, used] = offered_and_used();
+            used.abs_diff(offered / 2) <= 4 * MIB as u64
+        };
+        assert!(waited(told), "offered and used: {:?}", offered_and_used());
+    }
     let free = LIMIT - room::used();
     let mut neighbour = Competitor::spawn(None).unwrap();
     neighbour.need(free + (40 << 20)).expect("its need is met from the caches");
     let lost = caches.map(|cache| VALUES - present(cache));
     println!("lost of {VALUES} values each: {lost:?}, spared: {wanted:?}");
     lost
+}
+
+/// The bytes of the mappings with offered pages that the kernel may take, and that look used to it.
+fn offered_and_used() -> [u64; 2] {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let [mut offered, mut used, mut referenced] = [0; 3];
+    for line in text.lines() {
+        let field = |name| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
+        if let Some(kib) = field("Referenced:") {
+            referenced = kib << 10;
+        }
+        if let Some(kib) = field("LazyFree:").filter(|kib| *kib > 0) {
+            offered += kib << 10;
+            used += referenced;
+        }
+    }
+    [offered, used]
 }
 
 /// The memory that the group uses, as the kernel counts it.
