@@ -7,10 +7,11 @@
 //! first. So a spared range is read once after its offer. The kernel may still take it if the other
 //! pages are not enough.
 //!
-//! The other ranges must not look used. A get that copies a value of an offered range uses it.
-//! Besides, `MADV_FREE` removes the mark of a use from the page table only. Where DAMON or another
-//! tracker of idle pages has moved the mark to the page itself, it stays there: on such a machine
-//! the kernel took up to 9 of 36 spared segments too early. `MADV_COLD` removes both marks.
+//! The other ranges must not look used. A get that copies a value of an offered range uses its base
+//! pages: `process_vm_readv` marks the pages themselves, but no huge page. And `MADV_FREE` removes the
+//! mark of a use from the page table only. Where DAMON or another tracker of idle pages has moved
+//! the mark to the page itself, it stays there: on such a machine the kernel took up to 17 of 36
+//! spared segments too early. `MADV_COLD` removes both marks.
 //!
 //! Caches that are worth more than others of the process spare their ranges (`cache/worth.rs`).
 //! While any range is spared, ranges of a priority above the default are, too: a priority that the

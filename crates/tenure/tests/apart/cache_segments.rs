@@ -12,12 +12,6 @@ fn offers_at_once() {
     volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
 }
 
-/// Base pages only, so that pages go one by one.
-fn without_huge_pages() {
-    // SAFETY: the call takes numbers only, and sets how this process gets huge pages.
-    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
-}
-
 #[test]
 fn the_kernel_is_told_of_values_that_took_the_place_of_others() {
     promised(this_test!(), || {

@@ -146,6 +146,12 @@ pub fn purge(at: *mut u8, len: usize) -> bool {
     false
 }
 
+/// Base pages only, so that pages go one by one.
+pub fn without_huge_pages() {
+    // SAFETY: the call takes numbers only, and sets how this process gets huge pages.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
 /// Waits until `done`; `false`: that took longer than [`PATIENCE`].
 pub fn waited(mut done: impl FnMut() -> bool) -> bool {
     let (start, deadline) = (Instant::now(), Deadline::after(PATIENCE));
