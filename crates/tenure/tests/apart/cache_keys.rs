@@ -242,14 +242,6 @@ impl BuildHasher for Identity {
     }
 }
 
-/// Processor time of this thread.
-fn processor_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one timespec into the local, which outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
 fn seconds_to_fill<S: BuildHasher>(cache: &Cache<u64, S>, keys: u64) -> f64 {
     let start = processor_seconds();
     for key in 0..keys {

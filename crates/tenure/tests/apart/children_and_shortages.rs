@@ -170,14 +170,14 @@ fn forgetting_many_ranges_takes_time_in_proportion() {
                 for i in 0..n {
                     volatile::mark(at.add(2 * i * PAGE), PAGE).unwrap();
                 }
-                let start = Instant::now();
+                let start = processor_seconds();
                 volatile::forget(at, 2 * n * PAGE).unwrap();
-                start.elapsed()
+                processor_seconds() - start
             }
         };
         let (few, many) = (time(5_000), time(40_000));
         println!("{few:?} {many:?}");
-        assert!(many < few * 8 * 4, "{few:?} for 5,000, {many:?} for 40,000");
+        assert!(many < few * 8.0 * 4.0, "{few:?} for 5,000, {many:?} for 40,000");
     });
 }
 

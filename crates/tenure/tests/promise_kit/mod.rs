@@ -146,6 +146,12 @@ pub fn purge(at: *mut u8, len: usize) -> bool {
     false
 }
 
+/// The processor time of this thread, to compare two works: other load does not change it much.
+pub fn processor_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// Base pages only, so that pages go one by one.
 pub fn without_huge_pages() {
     // SAFETY: the call takes numbers only, and sets how this process gets huge pages.
