@@ -6,15 +6,18 @@
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
+use tenure_bench::programs::starter;
 use tenure_bench::{change, load, page};
 use tenure_command::bench::{self, Arguments, Command, Limit, Run};
 use tenure_command::call::failed_at;
+use tenure_command::terminal;
 
 /// The status that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -44,9 +47,14 @@ fn parse() -> Arguments {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(load::COMMAND) {
-        return load::main(&arguments.next().unwrap_or_default()).into();
+    let mut words = std::env::args_os().skip(1);
+    match words.next().as_deref().and_then(OsStr::to_str) {
+        Some(load::COMMAND) => {
+            let load = words.next().unwrap_or_default();
+            return load::main(&load.to_string_lossy()).into();
+        }
+        Some(starter::COMMAND) => return starter::main(words).into(),
+        _ => {}
     }
     let arguments = parse();
     let done = match &arguments.command {
@@ -95,12 +103,13 @@ fn run(args: &Run) -> io::Result<ExitCode> {
         html: args.html.clone(),
         within: within(args),
         progress: !args.quiet,
+        width: terminal::width(),
         interrupted: Some(catch_signals()?),
         rounds: args.rounds,
         threads: args.threads.clone(),
         filter: args.filter.clone(),
         size: args.size,
-        load_generator: vec![this_program().into(), load::COMMAND.into()],
+        bench: Some(this_program()),
         launcher: launcher(),
         dir: args.dir.clone(),
         traces: args.traces.clone(),

@@ -1,6 +1,5 @@
 //! The settings of the command line.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -20,6 +19,8 @@ pub struct Options {
     pub within: Option<Duration>,
     /// Whether standard error shows the progress.
     pub progress: bool,
+    /// The columns of the terminal that shows the tables. `None`: lines are as long as they are.
+    pub width: Option<usize>,
     /// A signal sets this: the run ends at the next sample and keeps the finished results.
     pub interrupted: Option<Arc<AtomicBool>>,
     /// Measured rounds of each comparison, the warm-up not counted; each bench has its own default.
@@ -31,9 +32,9 @@ pub struct Options {
     /// The size that a bench works on, in bytes, if it can be chosen: the file of `lock-on-fault`
     /// (5 GiB), the large case of `populate` (512 MiB), the mapping of `unmap` (1 and 4 GiB).
     pub size: Option<u64>,
-    /// The command of a load generator: a program and its first arguments, to which the load is
-    /// added. Empty: benches that need one are skipped.
-    pub load_generator: Vec<OsString>,
+    /// The `tenure-bench` executable, whose hidden commands run loads and start programs. `None`:
+    /// benches that need it are skipped.
+    pub bench: Option<PathBuf>,
     /// The `tenure` executable, whose `run` is measured. `None`: benches that need it are skipped.
     pub launcher: Option<PathBuf>,
     /// The directory for files on a disk; otherwise `/var/tmp`, or else the directory for temporary

@@ -6,6 +6,7 @@ use serde_json::{json, Value};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use tenure_bench::programs::starter;
 
 tenure_testkit::plain_output!();
 
@@ -34,6 +35,30 @@ impl Drop for Dir {
 
 fn run(arguments: &[&str]) -> Output {
     Command::new(BENCH).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The peak that a starter reports for this command of a shell, in bytes.
+fn peak(script: &str) -> f64 {
+    let output = run(&[starter::COMMAND, "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let complaints = text(&output.stderr);
+    let usage: Value = serde_json::from_str(complaints.lines().next_back().unwrap()).unwrap();
+    for name in ["elapsed_ms", "cpu_ms", "faults"] {
+        assert!(usage[name].as_f64().is_some_and(|figure| figure > 0.0), "{name}: {usage}");
+    }
+    usage["peak_bytes"].as_f64().unwrap()
+}
+
+#[test]
+fn the_peak_of_a_program_has_no_memory_of_the_process_that_asks() {
+    const SIZE: usize = 256 << 20;
+    // In the child between this process's fork and its exec, the kernel sees this memory.
+    let held = std::hint::black_box(vec![1_u8; SIZE]);
+    let small = peak("i=0; while [ $i -lt 9999 ]; do i=$((i+1)); done; exit 3");
+    assert!(small < SIZE as f64 / 8.0, "{small}");
+    let grown = peak("x=$(head -c 64000000 /dev/zero | tr '\\0' x); exit 3");
+    assert!(grown > 6e7, "{grown}");
+    drop(held);
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -24,7 +24,7 @@ fn smoke(name: &str) -> Ran {
         quick: true,
         rounds: Some(sweep(1, 2)),
         json: Some(path.clone()),
-        load_generator: vec![BENCH.into(), tenure_bench::load::COMMAND.into()],
+        bench: Some(BENCH.into()),
         launcher: launcher(),
         ..Options::default()
     };

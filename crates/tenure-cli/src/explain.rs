@@ -4,11 +4,12 @@
 use crate::failure::Found;
 use crate::room;
 use crate::size;
-use crate::wrap::{width, wrap};
 use clap::Subcommand;
 use serde::Serialize;
 use std::io::{self, Write};
 use tenure::lock::Explanation;
+use tenure_command::terminal::text_width;
+use tenure_command::wrap::wrap;
 
 const HELP: &str = "\
 The result holds for a process like this one: with its limits, its capabilities and its memory \
@@ -171,7 +172,7 @@ fn populate(asked: &Asked, out: &mut impl Write) -> anyhow::Result<bool> {
             let why = "A larger populate of files pushes clean pages out of the page cache. A \
                 larger populate of other memory ends in the kernel's OOM killer. Populate less, \
                 free memory, or raise the limit of the cgroup.";
-            out.write_all(wrap(why, 0, width()).as_bytes())?;
+            out.write_all(wrap(why, 0, text_width()).as_bytes())?;
         }
     }
     Ok(fits)

@@ -21,9 +21,7 @@ mod process;
 mod room;
 mod run;
 mod size;
-mod text_table;
 mod top;
-mod wrap;
 
 fn main() -> std::process::ExitCode {
     failure::exit_code(cli::run())

@@ -12,7 +12,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     number::size(0, "0")(text)
 }
 
-/// `12.5 MiB`: three digits, a unit.
+/// `12.5 MiB`: two or three digits, a unit.
 pub fn show(bytes: u64) -> String {
     let (unit, name) = match bytes {
         TIB.. => (TIB, "TiB"),
@@ -22,7 +22,7 @@ pub fn show(bytes: u64) -> String {
         _ => return format!("{bytes} B"),
     };
     let value = bytes as f64 / unit as f64;
-    if value < 10.0 && bytes % unit != 0 {
+    if value < 99.95 && bytes % unit != 0 {
         format!("{value:.1} {name}")
     } else {
         format!("{value:.0} {name}")
@@ -87,6 +87,7 @@ mod tests {
         assert_eq!(show(1536), "1.5 KiB");
         assert_eq!(show(256 * MIB), "256 MiB");
         assert_eq!(show(3 * GIB), "3 GiB");
+        assert_eq!([show(100 * MIB - 1), show(99 * MIB + MIB / 2)], ["100 MiB", "99.5 MiB"]);
         assert_eq!(show(TIB + TIB / 4), "1.2 TiB");
         assert_eq!(exact(512), "512 bytes");
         assert_eq!(exact(5 * GIB), "5368709120 bytes (5 GiB)");

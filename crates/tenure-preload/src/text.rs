@@ -60,7 +60,7 @@ impl fmt::Display for Bytes {
         };
         let tenths = u128::from(self.0) * 10 / u128::from(unit);
         match tenths {
-            0..100 if tenths % 10 != 0 => write!(f, "{}.{} {name}", tenths / 10, tenths % 10),
+            0..1000 if tenths % 10 != 0 => write!(f, "{}.{} {name}", tenths / 10, tenths % 10),
             _ => write!(f, "{} {name}", tenths / 10),
         }
     }

@@ -12,6 +12,8 @@ use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::time::Instant;
 use tenure_command::call::failed_at;
+use tenure_command::table::{self, Layout};
+use tenure_command::wrap::wrap;
 
 /// Collects the comparisons of a bench.
 pub struct Report<'a> {
@@ -57,8 +59,8 @@ impl<'a> Report<'a> {
         let json = create(options.json.as_deref())?;
         let document = Document::new(options);
         let machine = &document.machine;
-        writeln!(
-            out,
+        let width = options.width.unwrap_or(usize::MAX);
+        let setting = format!(
             "{}, {} cores{}, Linux {}, {} MiB, huge pages: {}",
             machine.cpu,
             machine.cores,
@@ -66,7 +68,8 @@ impl<'a> Report<'a> {
             machine.kernel,
             machine.memory >> 20,
             machine.huge_pages,
-        )?;
+        );
+        write!(out, "{}", wrap(&setting, 0, width))?;
         if options.quick {
             writeln!(out, "smoke mode: all benchmarks run, but their numbers do not count")?;
         }
@@ -98,13 +101,22 @@ impl<'a> Report<'a> {
             time_series: Vec::new(),
             notes: Vec::new(),
         });
-        self.say(&format!("\n== {name}: {description}\n"))
+        self.say(&format!("\n{}", self.wrapped(&format!("== {name}: {description}"))))
     }
 
     fn end_bench(&mut self) {
         if let Some(bench) = self.document.benches.last_mut() {
             bench.seconds = self.bench_began.elapsed().as_secs_f64();
         }
+    }
+
+    /// A sentence in lines that the terminal does not break.
+    fn wrapped(&self, text: &str) -> String {
+        wrap(text, 0, self.width())
+    }
+
+    fn width(&self) -> usize {
+        self.options.width.unwrap_or(usize::MAX)
     }
 
     fn say(&mut self, text: &str) -> io::Result<()> {
@@ -130,8 +142,9 @@ impl<'a> Report<'a> {
     /// # Errors
     /// As for [`compare`](Report::compare).
     pub fn compare_times(&mut self, comparison: Comparison<'_>, rounds: u32) -> io::Result<()> {
+        let width = self.options.width;
         if let Some(outcome) = self.measure_times(comparison, rounds)? {
-            let table = render(outcome);
+            let table = render(outcome, width);
             self.print(&table)?;
         }
         self.go_on()
@@ -198,6 +211,18 @@ impl<'a> Report<'a> {
         self.say(&format!("\n{table}"))
     }
 
+    /// [`print`](Report::print)s rows as a table that fits the terminal, below a title. Their last
+    /// cells are text.
+    ///
+    /// # Errors
+    /// If `out` cannot be written.
+    pub(crate) fn print_rows(&mut self, title: &str, rows: &[Vec<String>]) -> io::Result<()> {
+        let title = if title.is_empty() { String::new() } else { self.wrapped(title) };
+        let layout =
+            Layout { indent: 2, width: self.options.width, text_at_end: true, rule: false };
+        self.print(&(title + &table::render(rows, layout)))
+    }
+
     /// Returns the medians of the named contestant in the current bench's comparisons whose title
     /// begins with `title`: for statements across rows, such as "flat".
     pub fn medians(&self, title: &str, contestant: &str) -> Vec<f64> {
@@ -239,7 +264,7 @@ impl<'a> Report<'a> {
     /// If `out` cannot be written.
     pub fn note(&mut self, text: impl Into<String>) -> io::Result<()> {
         let text = text.into();
-        self.say(&format!("\n{text}\n"))?;
+        self.say(&format!("\n{}", self.wrapped(&text)))?;
         if let Some(bench) = self.document.benches.last_mut() {
             bench.notes.push(text);
         }
@@ -289,7 +314,8 @@ impl<'a> Report<'a> {
             ));
         }
         let line = |outcome: &Outcome, row: &Row| {
-            format!("  {}: {}: {}\n", outcome.title, row.name, verdict(row))
+            let line = format!("{}: {}: {}", outcome.title, row.name, verdict(row));
+            format!("  {}", wrap(&line, 2, self.width()))
         };
         text.extend(losing.iter().chain(&missing).map(|(outcome, row)| line(outcome, row)));
         if self.left_out > 0 {

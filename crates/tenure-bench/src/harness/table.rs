@@ -3,9 +3,12 @@
 use super::compare::Outcome;
 use super::row::{Role, Row};
 use super::stats::Stats;
+use tenure_command::table::{self, Layout};
+use tenure_command::wrap::wrap;
 
-/// The outcome as a titled table, one line a contestant, losing rows marked.
-pub(crate) fn render(outcome: &Outcome) -> String {
+/// The outcome as a titled table, one line a contestant, losing rows marked. Where it is wider than
+/// `width`, the verdicts stand below the rows.
+pub(crate) fn render(outcome: &Outcome, width: Option<usize>) -> String {
     let extras = extra_names(outcome);
     let baseline = outcome.baseline.as_deref().unwrap_or("");
     let base = base_of(outcome, baseline);
@@ -16,28 +19,29 @@ pub(crate) fn render(outcome: &Outcome) -> String {
     head.extend(extras.iter().map(|name| name.to_string()));
     head.push(String::new());
 
-    let mut lines = vec![head];
+    let mut rows = vec![head];
     for row in &outcome.rows {
-        lines.push(cells(outcome, row, base, &extras));
+        rows.push(cells(outcome, row, base, &extras));
     }
     let plural = if outcome.rounds == 1 { "" } else { "s" };
-    let mut text = format!("{} ({} round{plural})\n", outcome.title, outcome.rounds);
-    let widths: Vec<usize> = (0..lines[0].len())
-        .map(|at| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0))
-        .collect();
-    for line in &lines {
-        text.push_str("  ");
-        for (at, cell) in line.iter().enumerate() {
-            let width = widths[at];
-            // Names and verdicts are aligned left, numbers right.
-            if at == 0 || at + 1 == line.len() {
-                text.push_str(&format!("{cell:<width$}  "));
-            } else {
-                text.push_str(&format!("{cell:>width$}  "));
-            }
+    let mut text = wrap(
+        &format!("{} ({} round{plural})", outcome.title, outcome.rounds),
+        0,
+        width.unwrap_or(usize::MAX),
+    );
+    let layout = Layout { indent: 2, width, text_at_end: true, ..Layout::default() };
+    let is_narrow = width.is_some_and(|width| table::natural_width(&rows, layout.indent) > width);
+    if !is_narrow {
+        return text + &table::render(&rows, layout);
+    }
+    let verdicts: Vec<_> = rows.iter_mut().map(|row| row.pop().unwrap_or_default()).collect();
+    let lines = table::lines(&rows, Layout { text_at_end: false, ..layout });
+    for (line, verdict) in lines.iter().zip(&verdicts) {
+        text.push_str(line);
+        if !verdict.is_empty() {
+            text.push_str("      ");
+            text.push_str(&wrap(verdict, 6, width.unwrap_or(usize::MAX)));
         }
-        text.truncate(text.trim_end().len());
-        text.push('\n');
     }
     text
 }
@@ -168,7 +172,7 @@ mod tests {
             }))
             .run(2)
             .unwrap();
-        let text = super::render(&outcome);
+        let text = super::render(&outcome, None);
         let line = |name: &str| {
             text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_string()
         };
@@ -180,6 +184,9 @@ mod tests {
         assert!(!line("fast").contains("LOSES"), "{text}");
         assert!(line("gone").contains("not measured: no such call"), "{text}");
         assert!(text.lines().nth(1).unwrap().contains("x fast"), "{text}");
+        let narrow = super::render(&outcome, Some(80));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        assert!(narrow.contains("\n      LOSES 2.28x"), "{narrow}");
     }
 
     #[test]

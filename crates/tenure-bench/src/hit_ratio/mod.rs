@@ -9,10 +9,9 @@ mod ours;
 mod peers;
 mod trace;
 
-use crate::harness::{Comparison, Contestant, Goal, Outcome, Report, Role, Sample, Unit};
+use crate::harness::{Comparison, Contestant, Goal, Outcome, Report, Role, Row, Sample, Unit};
 use crate::Options;
 use caching::{Caching, Sizes};
-use std::fmt::Write;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -81,7 +80,7 @@ fn measure(
 ) -> io::Result<()> {
     let trace = Rc::new(make()?);
     let sizes: Sizes = Arc::from(&trace.sizes[..]);
-    let mut text = String::new();
+    let mut rows = Vec::new();
     for share in SHARES {
         let bytes = trace.distinct_bytes() * share / 100;
         let title = format!("{}: in {share} % of its {} values' bytes", trace.name, sizes.len());
@@ -100,13 +99,16 @@ fn measure(
             });
         }
         if let Some(outcome) = report.measure(comparison, 1)? {
-            text.push_str(&table.add(&trace.name, share, outcome));
+            if rows.is_empty() {
+                rows.push(heading(outcome));
+            }
+            rows.push(table.add(&trace.name, share, outcome));
         }
     }
-    if text.is_empty() {
-        return Ok(());
+    match rows.is_empty() {
+        true => Ok(()),
+        false => report.print_rows("", &rows),
     }
-    report.print(&text)
 }
 
 /// The percentage of requests that find nothing.
@@ -114,6 +116,15 @@ fn misses(trace: &Trace, cache: &mut dyn Caching) -> io::Result<Sample> {
     let hits = trace.requests.iter().filter(|request| cache.request(request.key)).count();
     cache.verdict()?;
     Ok(Sample::from(100.0 - 100.0 * hits as f64 / trace.requests.len() as f64))
+}
+
+fn measured(outcome: &Outcome) -> impl Iterator<Item = &Row> {
+    outcome.rows.iter().filter(|row| row.stats.is_some())
+}
+
+fn heading(outcome: &Outcome) -> Vec<String> {
+    let names = measured(outcome).map(|row| row.name.clone());
+    std::iter::once("hits, %".into()).chain(names).chain(["tenure to the best".into()]).collect()
 }
 
 /// The hit ratios of all rows.
@@ -126,34 +137,28 @@ struct Table {
 }
 
 impl Table {
-    /// Adds a row. Returns it as text.
-    fn add(&mut self, trace: &str, share: u64, outcome: &Outcome) -> String {
-        let hits: Vec<(&str, Role, f64)> = outcome
-            .rows
-            .iter()
-            .filter_map(|row| Some((row.name.as_str(), row.role, 100.0 - row.stats?.median)))
+    /// Adds a row. Returns its cells.
+    fn add(&mut self, trace: &str, share: u64, outcome: &Outcome) -> Vec<String> {
+        let mut cells = vec![format!("{trace}: in {share} %")];
+        let hits: Vec<(&str, Role, f64)> = measured(outcome)
+            .map(|row| (row.name.as_str(), row.role, row.stats.map_or(0.0, |s| 100.0 - s.median)))
             .collect();
-        let mut text = String::new();
         if self.rows == 0 {
-            let names: String = hits.iter().map(|(name, ..)| format!("{name:>14}")).collect();
-            let _ = writeln!(text, "{:<24}{names}  tenure to the best", "hits, %");
             self.sums = hits.iter().map(|(name, ..)| (name.to_string(), 0.0)).collect();
         }
-        let _ = write!(text, "{:<24}", format!("{trace}: in {share} %"));
         for ((_, sum), (_, _, hit)) in self.sums.iter_mut().zip(&hits) {
             *sum += hit;
-            let _ = write!(text, "{hit:>14.2}");
+            cells.push(format!("{hit:.2}"));
         }
         let best = hits.iter().filter(|hit| hit.1 == Role::Peer).map(|hit| hit.2).reduce(f64::max);
         let ours = hits.iter().find(|hit| hit.1 == Role::Ours).map(|hit| hit.2);
         if let (Some(best), Some(ours)) = (best, ours) {
             let is_within = best - ours <= MAY_BE_BEHIND;
             self.within += usize::from(is_within);
-            let _ = write!(text, "  {:+.2}{}", ours - best, if is_within { "" } else { " LOSES" });
+            cells.push(format!("{:+.2}{}", ours - best, if is_within { "" } else { " LOSES" }));
         }
         self.rows += 1;
-        text.push('\n');
-        text
+        cells
     }
 
     fn finish(self, report: &mut Report<'_>) -> io::Result<()> {

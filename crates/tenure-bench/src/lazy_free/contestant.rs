@@ -3,6 +3,7 @@
 use super::shared_library;
 use crate::harness::{Report, Role};
 use crate::load::{self, Answer, Load};
+use crate::programs::starter;
 use crate::Options;
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -140,11 +141,8 @@ impl<'a> Programs<'a> {
 
     /// Starts a load, with its standard input open.
     pub(super) fn start(&self, setup: &Setup, load: &Load) -> io::Result<Running> {
-        let mut program = self.options.load_generator.clone();
-        if program.is_empty() {
-            return Err(unsupported("no load generator: run this through `tenure bench`"));
-        }
-        program.push(serde_json::to_string(load)?.into());
+        let load = serde_json::to_string(load)?;
+        let program = [self.bench()?.into(), load::COMMAND.into(), load.into()];
         let mut command = self.command(setup, &program)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(Running { child: Some(command.spawn()?), setup: setup.clone() })
@@ -154,13 +152,19 @@ impl<'a> Programs<'a> {
     ///
     /// # Errors
     /// `Unsupported`, with the remedy, if the allocator's library or the launcher is not there.
-    pub fn command(&self, setup: &Setup, program: &[OsString]) -> io::Result<Command> {
-        let preload = match setup.allocator.library {
-            Some(name) => Some(shared_library::find(name).ok_or_else(|| {
-                unsupported(&format!("no {name} here: install {}", setup.allocator.package))
-            })?),
-            None => None,
-        };
+    pub(super) fn command(&self, setup: &Setup, program: &[OsString]) -> io::Result<Command> {
+        command(setup, self.words(setup, program)?)
+    }
+
+    /// The same, started by a [starter].
+    pub fn started(&self, setup: &Setup, program: &[OsString]) -> io::Result<Command> {
+        let mut words = vec![self.bench()?.into(), starter::COMMAND.into()];
+        words.extend(self.words(setup, program)?);
+        command(setup, words)
+    }
+
+    /// A program, behind the launcher where the setup has it.
+    fn words(&self, setup: &Setup, program: &[OsString]) -> io::Result<Vec<OsString>> {
         let mut words: Vec<OsString> = Vec::new();
         if !setup.launcher.is_empty() {
             words.push(self.launcher()?.into());
@@ -169,18 +173,12 @@ impl<'a> Programs<'a> {
             words.push("--".into());
         }
         words.extend_from_slice(program);
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        for (name, _) in std::env::vars_os() {
-            if changes_an_allocator(&name.to_string_lossy()) {
-                command.env_remove(name);
-            }
-        }
-        command.envs(setup.allocator.settings.iter().copied());
-        if let Some(library) = preload {
-            command.env("LD_PRELOAD", library);
-        }
-        Ok(command)
+        Ok(words)
+    }
+
+    fn bench(&self) -> io::Result<PathBuf> {
+        let path = self.options.bench.clone();
+        path.ok_or_else(|| unsupported("no `tenure-bench`: run this through `tenure bench`"))
     }
 
     fn launcher(&self) -> io::Result<PathBuf> {
@@ -189,6 +187,28 @@ impl<'a> Programs<'a> {
             .clone()
             .ok_or_else(|| unsupported("no `tenure` executable: run this through `tenure bench`"))
     }
+}
+
+/// These words, in the environment of a setup.
+fn command(setup: &Setup, words: Vec<OsString>) -> io::Result<Command> {
+    let preload = match setup.allocator.library {
+        Some(name) => Some(shared_library::find(name).ok_or_else(|| {
+            unsupported(&format!("no {name} here: install {}", setup.allocator.package))
+        })?),
+        None => None,
+    };
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    for (name, _) in std::env::vars_os() {
+        if changes_an_allocator(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
+    command.envs(setup.allocator.settings.iter().copied());
+    if let Some(library) = preload {
+        command.env("LD_PRELOAD", library);
+    }
+    Ok(command)
 }
 
 /// Returns whether a variable of the environment would give one contestant settings that the others
@@ -324,10 +344,10 @@ mod tests {
 
     #[test]
     fn what_is_missing_takes_a_contestant_out_and_says_how_to_get_it() {
-        let options = Options { load_generator: vec!["/bin/true".into()], ..Options::default() };
+        let options = Options { bench: Some("/bin/true".into()), ..Options::default() };
         let missing = Allocator { library: Some("libnonexistent.so.9"), ..JEMALLOC };
         let programs = Programs::new(&options);
-        let refused = |setup: &Setup| programs.command(setup, &["x".into()]).unwrap_err();
+        let refused = |setup: &Setup| programs.started(setup, &["x".into()]).unwrap_err();
         let error = refused(&Setup::plain(missing, Role::Peer));
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("install libjemalloc2"), "{error}");

@@ -82,55 +82,41 @@ impl Matrix {
         }
     }
 
-    /// The table; nothing if nothing was measured.
-    pub fn render(&self, head: &str) -> Option<String> {
+    /// The title and the rows of the table; nothing if nothing was measured.
+    pub fn rows(&self, head: &str) -> Option<(String, Vec<Vec<String>>)> {
         if self.columns.is_empty() {
             return None;
         }
-        let mut lines = Vec::new();
-        for state in &self.states {
-            let mut of_state: Vec<_> =
-                self.lines.iter().filter(|line| line.state == *state).collect();
-            of_state.sort_by_key(|line| line.place);
-            lines.extend(of_state);
-        }
-        let cell = |column, line: &Line| {
-            self.cells.get(&(column, line.state, line.name.clone())).map_or("", String::as_str)
-        };
-        let name_width = lines.iter().map(|line| line.name.len() + 2).max()?;
-        let widths: Vec<usize> = self
-            .columns
-            .iter()
-            .map(|&column| {
-                let cells = lines.iter().map(|line| cell(column, line).len());
-                cells.chain([column.len()]).max().unwrap_or(0)
-            })
-            .collect();
         let plural = if self.rounds == 1 { "" } else { "s" };
-        let mut text = format!("{head}: ms, median (minimum) of {} round{plural}\n", self.rounds);
-        let mut put = |name: &str, cells: Vec<&str>| {
-            let mut line = format!("  {name:<name_width$}");
-            for (cell, width) in cells.iter().zip(&widths) {
-                line.push_str(&format!("  {cell:>width$}"));
+        let title = format!("{head}: ms, median (minimum) of {} round{plural}", self.rounds);
+        let columns = self.columns.iter().map(|column| column.to_string());
+        let mut rows = vec![row("", columns)];
+        for state in &self.states {
+            let mut lines: Vec<_> = self.lines.iter().filter(|line| line.state == *state).collect();
+            lines.sort_by_key(|line| line.place);
+            if !lines.is_empty() {
+                rows.push(vec![state.to_string()]);
             }
-            text.push_str(line.trim_end());
-            text.push('\n');
-        };
-        put("", self.columns.clone());
-        let mut state_before = "";
-        for line in lines {
-            if line.state != state_before {
-                put(line.state, Vec::new());
-                state_before = line.state;
+            for line in lines {
+                let cell = |column: &&'static str| {
+                    let cell = self.cells.get(&(*column, line.state, line.name.clone()));
+                    cell.cloned().unwrap_or_default()
+                };
+                rows.push(row(&format!("  {}", line.name), self.columns.iter().map(cell)));
             }
-            let cells = self.columns.iter().map(|&column| cell(column, line)).collect();
-            put(&format!("  {}", line.name), cells);
         }
-        for reason in &self.reasons {
-            text.push_str(&format!("  not measured: {reason}\n"));
-        }
-        Some(text)
+        Some((title, rows))
     }
+
+    /// Why a contestant was not measured.
+    pub fn reasons(&self) -> impl Iterator<Item = String> + '_ {
+        self.reasons.iter().map(|reason| format!("  not measured: {reason}\n"))
+    }
+}
+
+/// Cells, and an empty text at the end.
+fn row(name: &str, cells: impl Iterator<Item = String>) -> Vec<String> {
+    std::iter::once(name.to_owned()).chain(cells).chain([String::new()]).collect()
 }
 
 /// The ratio of tenure's to the best peer, of medians and of minima, marked if the medians lose:
@@ -178,17 +164,19 @@ mod tests {
                 .unwrap()
         };
         let mut matrix = Matrix::new(["ready"]);
-        assert_eq!(matrix.render("m"), None);
+        assert_eq!(matrix.rows("m"), None);
         matrix.add("anon", "ready", &outcome(1.0, 2.0));
         matrix.add("file", "ready", &outcome(150.0, 100.0));
-        let text = matrix.render("m").unwrap();
+        let (title, rows) = matrix.rows("m").unwrap();
+        assert_eq!(title, "m: ms, median (minimum) of 2 rounds");
         let line = |name: &str| {
-            let line = text.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
-            line.split_whitespace().collect::<Vec<_>>().join(" ")
+            let row = rows.iter().find(|row| row[0].trim_start().starts_with(name)).unwrap();
+            row.join(" ").trim().to_owned()
         };
         assert_eq!(line("tenure / best"), "tenure / best other 0.50 (0.50) !1.50 (1.50)");
         assert_eq!(line("Read"), "Read 2.000 (2.000) 100 (100)");
         assert_eq!(line("Write"), "Write - -");
-        assert!(text.contains("not measured: file: no pool"), "{text}");
+        let reasons: Vec<_> = matrix.reasons().collect();
+        assert!(reasons.concat().contains("not measured: file: no pool"), "{reasons:?}");
     }
 }

@@ -87,10 +87,9 @@ fn table(
             }
         }
     }
-    match matrix.render(&head) {
-        Some(text) => report.print(&text),
-        None => Ok(()),
-    }
+    let Some((title, rows)) = matrix.rows(&head) else { return Ok(()) };
+    report.print_rows(&title, &rows)?;
+    matrix.reasons().try_for_each(|reason| report.print(&reason))
 }
 
 /// tenure's ways first, then those with the same result, then landmarks.

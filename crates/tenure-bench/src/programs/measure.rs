@@ -1,43 +1,17 @@
-//! A program as a process: started, waited for, and its usage.
+//! A program as a process: started, waited for, and ended with its children.
 
-#![allow(unsafe_code, reason = "waits for a child, with its usage")]
+#![allow(unsafe_code, reason = "ends the group of a process")]
 
-use crate::harness::Sample;
+use super::starter::Usage;
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 
-/// The usage of a process and of the children that it has waited for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Usage {
-    cpu_ms: f64,
-    faults: f64,
-    /// The peak of the largest among them.
-    peak_bytes: f64,
-}
-
-/// The columns beside the time.
-pub(super) const PROCESSOR: &str = "cpu ms";
-pub(super) const FAULTS: &str = "faults";
-pub(super) const PEAK: &str = "peak MiB";
-
-impl Usage {
-    /// The columns of a program with this time.
-    pub fn sample(self, elapsed: Duration) -> Sample {
-        Sample::from(elapsed.as_secs_f64() * 1e3)
-            .with(PROCESSOR, self.cpu_ms)
-            .with(FAULTS, self.faults)
-            .with(PEAK, self.peak_bytes / f64::from(1 << 20))
-    }
-}
-
-/// The output of a program.
+/// What a program has written.
 pub(super) struct Ended {
-    pub usage: Usage,
-    pub elapsed: Duration,
     pub output: Vec<u8>,
+    pub complaints: String,
 }
 
 /// A process in a group of its own. Its drop kills the whole group.
@@ -45,7 +19,6 @@ pub(super) struct Running {
     child: Child,
     output: File,
     complaints: File,
-    start: Instant,
     waited: bool,
 }
 
@@ -64,8 +37,7 @@ impl Running {
             None => Stdio::null(),
         });
         command.stdout(output.try_clone()?).stderr(complaints.try_clone()?).process_group(0);
-        let start = Instant::now();
-        Ok(Running { child: command.spawn()?, output, complaints, start, waited: false })
+        Ok(Running { child: command.spawn()?, output, complaints, waited: false })
     }
 
     /// Waits for its end.
@@ -73,21 +45,23 @@ impl Running {
     /// # Errors
     /// If it failed, with the last line of its complaint.
     pub fn finish(mut self) -> io::Result<Ended> {
-        let (status, usage) = wait(&self.child)?;
-        let elapsed = self.start.elapsed();
+        let status = self.child.wait()?;
         self.waited = true;
         if !status.success() {
             return Err(io::Error::other(format!("{status}: {}", self.complaint()?)));
         }
-        Ok(Ended { usage, elapsed, output: read(&mut self.output)? })
+        Ok(Ended { output: read(&mut self.output)?, complaints: self.complaints()? })
     }
 
-    /// The last line of its standard error.
+    fn complaints(&mut self) -> io::Result<String> {
+        Ok(String::from_utf8_lossy(&read(&mut self.complaints)?).into_owned())
+    }
+
+    /// The last line of its standard error that is not a starter's.
     fn complaint(&mut self) -> io::Result<String> {
-        let said = read(&mut self.complaints)?;
-        let said = String::from_utf8_lossy(&said);
-        let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("(silent)");
-        Ok(line.trim().to_owned())
+        let said = self.complaints()?;
+        let is_complaint = |line: &&str| !line.trim().is_empty() && Usage::of(line).is_err();
+        Ok(said.lines().rfind(is_complaint).unwrap_or("(silent)").trim().to_owned())
     }
 
     /// Checks that it still runs.
@@ -117,29 +91,6 @@ impl Drop for Running {
     }
 }
 
-/// Waits for a child, and returns its usage.
-fn wait(child: &Child) -> io::Result<(ExitStatus, Usage)> {
-    let mut status = 0;
-    // SAFETY: rusage is plain numbers, for which zeros are valid.
-    let mut used: libc::rusage = unsafe { std::mem::zeroed() };
-    let pid = child.id() as libc::pid_t;
-    // SAFETY: the kernel writes one int and one rusage into the given ones. The child belongs to
-    // this process and was not waited for.
-    while unsafe { libc::wait4(pid, &mut status, 0, &mut used) } == -1 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-    let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
-    let usage = Usage {
-        cpu_ms: ms(used.ru_utime) + ms(used.ru_stime),
-        faults: used.ru_minflt as f64,
-        peak_bytes: used.ru_maxrss as f64 * 1024.0,
-    };
-    Ok((ExitStatus::from_raw(status), usage))
-}
-
 fn nameless() -> io::Result<File> {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     Ok(rustix::fs::memfd_create("tenure-bench", flags)?.into())
@@ -155,6 +106,7 @@ fn read(file: &mut File) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     fn shell(script: &str) -> Command {
         let mut shell = Command::new("sh");
@@ -163,12 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn output_and_usage_come_back() {
-        let count = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; cat; echo $i";
-        let ended = Running::start(&mut shell(count), Some("in ")).unwrap().finish().unwrap();
-        assert_eq!(ended.output, b"in 20000\n");
-        let Usage { cpu_ms, faults, peak_bytes } = ended.usage;
-        assert!(cpu_ms > 1.0 && faults > 10.0 && peak_bytes > 5e5, "{:?}", ended.usage);
+    fn output_comes_back() {
+        let ended =
+            Running::start(&mut shell("cat; echo $((1 + 1)); echo all well >&2"), Some("in "));
+        let Ended { output, complaints } = ended.unwrap().finish().unwrap();
+        assert_eq!((&output[..], &complaints[..]), (&b"in 2\n"[..], "all well\n"));
     }
 
     #[test]

@@ -11,15 +11,18 @@ mod measure;
 pub(crate) mod place;
 mod program;
 mod servers;
+pub mod starter;
 
 use crate::harness::{Comparison, Contestant, Goal, Report, Role, Sample, Unit};
 use crate::lazy_free::contestant::{self, Programs, Setup};
 use crate::Options;
 use catalog::{Entry, CATALOG};
-use measure::{Running, FAULTS, PEAK, PROCESSOR};
+use measure::Running;
 use place::Place;
 use program::Program;
+use starter::{Usage, FAULTS, PEAK, PROCESSOR};
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -106,41 +109,41 @@ fn sample(
     place: &Place,
     expected: &RefCell<Option<Vec<u8>>>,
 ) -> io::Result<Sample> {
-    let mut command = programs.command(setup, &program.words)?;
+    let mut command = programs.started(setup, &program.words)?;
     command.current_dir(place.dir()).envs(program.environment.iter().map(|(k, v)| (k, v)));
     if let Some(user) = program.user {
         command.uid(user).gid(user);
     }
-    let running = Running::start(&mut command, program.input.as_deref())?;
-    let (ended, elapsed) = match program.clients.as_slice() {
-        [] => {
-            let ended = running.finish()?;
-            let elapsed = ended.elapsed;
-            (ended, elapsed)
-        }
-        [ready, load @ .., end] => {
-            let mut running = running;
-            await_server(&mut running, ready)?;
-            let start = Instant::now();
-            for client in load {
-                ask(client)?;
-            }
-            let elapsed = start.elapsed();
-            ask(end)?;
-            (running.finish()?, elapsed)
-        }
-        [_] => return Err(io::Error::other("a server needs a command that ends it")),
-    };
+    let mut running = Running::start(&mut command, program.input.as_deref())?;
+    let served = serve(&mut running, &program.clients)?;
+    let ended = running.finish()?;
+    let usage = Usage::of(&ended.complaints)?;
     let mut expected = expected.borrow_mut();
     let first = expected.get_or_insert_with(|| ended.output.clone());
     if !program.varies && *first != ended.output {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it printed something else"));
     }
-    Ok(ended.usage.sample(elapsed))
+    Ok(usage.sample(served.map_or(usage.elapsed_ms, |time| time.as_secs_f64() * 1e3)))
+}
+
+/// Runs a server's clients: one that says when it is ready, those whose time counts, and one that
+/// ends it. `None`: the program is no server, and its own time counts.
+fn serve(running: &mut Running, clients: &[Vec<OsString>]) -> io::Result<Option<Duration>> {
+    match clients {
+        [] => Ok(None),
+        [_] => Err(io::Error::other("a server needs a command that ends it")),
+        [ready, load @ .., end] => {
+            await_server(running, ready)?;
+            let start = Instant::now();
+            load.iter().try_for_each(|client| ask(client))?;
+            let elapsed = start.elapsed();
+            ask(end).map(|()| Some(elapsed))
+        }
+    }
 }
 
 /// Runs a client with as little output as possible.
-fn ask(words: &[std::ffi::OsString]) -> io::Result<()> {
+fn ask(words: &[OsString]) -> io::Result<()> {
     let mut client = Command::new(&words[0]);
     client.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let status = client.status()?;
@@ -150,7 +153,7 @@ fn ask(words: &[std::ffi::OsString]) -> io::Result<()> {
     }
 }
 
-fn await_server(server: &mut Running, ready: &[std::ffi::OsString]) -> io::Result<()> {
+fn await_server(server: &mut Running, ready: &[OsString]) -> io::Result<()> {
     let start = Instant::now();
     while ask(ready).is_err() {
         server.is_alive()?;

@@ -10,7 +10,6 @@ use crate::harness::{Child, Comparison, Contestant, Report, Role, Sample, Unit};
 use crate::Options;
 use rustix::io::write;
 use rustix::pipe::pipe;
-use std::fmt::Write as _;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -45,13 +44,12 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
         sizes.held >> 20,
         sizes.limit >> 20
     );
-    let mut text = format!("{title}\n{:>34}{:>26}{:>26}\n", "", "shared", "private");
-    let _ = writeln!(
-        text,
-        "  {:<32}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}",
-        "neighbour", "killed", "MiB/s", "MiB free", "killed", "MiB/s", "MiB free"
-    );
-    let mut any = false;
+    let columns = ["killed", "MiB/s", "MiB free"];
+    let mut heading = vec!["neighbour".to_owned()];
+    heading
+        .extend(["shared", "private"].iter().flat_map(|of| columns.map(|c| format!("{of}: {c}"))));
+    heading.push(String::new());
+    let mut rows = vec![heading];
     for threads in options.threads(&[1, 2]) {
         for speed in SPEEDS {
             let plural = if threads == 1 { "" } else { "s" };
@@ -68,8 +66,8 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
                 .with(one(SHARED, hold_shared))
                 .with(one(PRIVATE, hold_private));
             let Some(outcome) = report.measure(comparison, 5)? else { continue };
-            any = true;
-            let _ = write!(text, "  {neighbour:<32}");
+            let mut cells = vec![neighbour];
+            let mut why = String::new();
             for row in &outcome.rows {
                 let killed = row.samples.iter().filter(|killed| **killed > 0.0).count();
                 let median = |name: &str| {
@@ -77,21 +75,19 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
                     let stats = column.and_then(|(_, all)| crate::harness::Stats::of(all));
                     stats.map_or("-".into(), |stats| format!("{:.0}", stats.median))
                 };
-                let of = format!("{killed} of {}", row.samples.len());
-                let _ = write!(text, "{of:>8}{:>9}{:>9}", median("MiB/s"), median("MiB free"));
-                if let Some(why) = &row.unavailable {
-                    let _ = write!(text, " ({why})");
-                }
+                cells.push(format!("{killed} of {}", row.samples.len()));
+                cells.extend([median("MiB/s"), median("MiB free")]);
+                why = row.unavailable.clone().unwrap_or(why);
             }
-            text.push('\n');
+            cells.push(why);
+            rows.push(cells);
         }
     }
-    if any {
-        text.push_str(
-            "  MiB/s: the neighbour's speed; MiB free: the least free memory under the limit",
-        );
-        text.push('\n');
-        report.print(&text)?;
+    if rows.len() > 1 {
+        report.print_rows(&title, &rows)?;
+        report.print(
+            "  MiB/s: the neighbour's speed; MiB free: the least free memory under the limit\n",
+        )?;
     }
     Ok(())
 }

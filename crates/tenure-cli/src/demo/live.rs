@@ -7,6 +7,7 @@ use crate::size;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use tenure_command::terminal;
+use tenure_command::wrap::wrap;
 
 /// The display.
 pub struct Live {
@@ -26,8 +27,14 @@ impl Live {
 
     /// A line of its own.
     pub fn say(&self, line: &str) {
+        self.say_beside("", line);
+    }
+
+    /// A line with a title. A terminal breaks it only between words.
+    fn say_beside(&self, title: &str, line: &str) {
+        let width = if self.terminal { terminal::text_width() } else { usize::MAX };
         // If standard error is closed, no output is needed.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = write!(io::stderr(), "{title}{}", wrap(line, title.chars().count(), width));
     }
 
     /// Values are being made for the first time.
@@ -81,7 +88,7 @@ impl Live {
     /// Ends the present step; `line` describes its result.
     pub fn end(&mut self, line: &str) {
         self.bar.finish_and_clear();
-        self.say(&format!("{:<15} {line}", self.name));
+        self.say_beside(&format!("{:<15} ", self.name), line);
     }
 
     fn show(&mut self, at: f64, line: String) {
@@ -89,7 +96,7 @@ impl Live {
             self.bar.set_message(line);
         } else if at >= self.next_line {
             self.next_line = at.floor() + 1.0;
-            self.say(&format!("{:<15} {at:>3.0} s  {line}", self.name));
+            let _ = writeln!(io::stderr(), "{:<15} {at:>3.0} s  {line}", self.name);
         }
     }
 

@@ -43,6 +43,8 @@ use std::time::Instant;
 use store::Kind;
 use tenure::shared::SharedCache;
 use tenure_command::call::failed;
+use tenure_command::terminal;
+use tenure_command::wrap::wrap;
 use wire::Plan;
 
 /// Runs the command.
@@ -183,17 +185,17 @@ fn finish(
     pieces: &Pieces,
     outcomes: &[Outcome],
 ) -> anyhow::Result<()> {
-    let columns = rustix::termios::tcgetwinsize(rustix::stdio::stdout())
-        .map_or(90, |size| size.ws_col.max(60).into());
+    let width = terminal::text_width();
+    let sentence = |text: &str| format!("  {}", wrap(text, 2, width));
     let setting = report::setting(args, enforcement, pieces, outcomes);
     let mut out = io::stdout().lock();
-    writeln!(out, "\n{}", table::render(outcomes, args.limit))?;
+    writeln!(out, "\n{}", table::render(outcomes, args.limit, width))?;
     for remark in table::remarks(outcomes) {
-        writeln!(out, "  {remark}")?;
+        write!(out, "{}", sentence(&remark))?;
     }
-    writeln!(out, "\n{}", terminal_plot::render(outcomes, args.limit, columns))?;
+    writeln!(out, "\n{}", terminal_plot::render(outcomes, args.limit, width))?;
     for line in &setting {
-        writeln!(out, "  {line}")?;
+        write!(out, "{}", sentence(line))?;
     }
     let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
     std::fs::write(&args.svg, picture)

@@ -3,10 +3,10 @@
 use super::outcome::{Death, Outcome, Who};
 use super::store::Kind;
 use crate::size;
-use crate::text_table;
+use tenure_command::table::{self, Layout};
 
 /// The ways side by side, a line for each measured quantity.
-pub fn render(outcomes: &[Outcome], limit: u64) -> String {
+pub fn render(outcomes: &[Outcome], limit: u64, width: usize) -> String {
     let mut rows = vec![line("", outcomes, |outcome| outcome.way.name.into())];
     rows.push(line("size set", outcomes, |outcome| {
         outcome.way.store.bytes().map_or("none".into(), size::mib)
@@ -47,7 +47,7 @@ pub fn render(outcomes: &[Outcome], limit: u64) -> String {
     }));
     rows.push(line("outcome", outcomes, |outcome| verdict(outcome.death.as_ref())));
     rows.push(line("wrong bytes", outcomes, |outcome| size::count(outcome.counts.wrong_bytes)));
-    text_table::render(&rows, 2)
+    table::render(&rows, Layout { indent: 2, width: Some(width), rule: true, text_at_end: false })
 }
 
 fn line(what: &str, outcomes: &[Outcome], cell: impl Fn(&Outcome) -> String) -> Vec<String> {
@@ -151,11 +151,13 @@ mod tests {
 
     #[test]
     fn a_death_is_shown_and_not_hidden() {
-        let text = render(&four(), 256 << 20);
+        let text = render(&four(), 256 << 20, 100);
         let outcome = text.lines().find(|line| line.trim_start().starts_with("outcome")).unwrap();
         assert_eq!(outcome.matches("survived").count(), 3);
         assert!(outcome.contains("KILLED at 4.2 s"), "{text}");
         assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+        let narrow = render(&four(), 256 << 20, 80);
+        assert!(narrow.lines().all(|line| line.len() <= 80), "{narrow}");
         let remarks = remarks(&four()).join("\n");
         assert!(remarks.contains("the kernel's OOM killer"), "{remarks}");
         assert!(remarks.contains("hit rate +0.0 points, 1.00 x the requests"), "{remarks}");
@@ -170,6 +172,6 @@ mod tests {
         let mut outcomes = four();
         outcomes[3].death = Some(Death { who: Who::Neighbour, at: 1.0, by: "signal 9".into() });
         assert!(!kept(&outcomes));
-        assert!(render(&outcomes, 1).contains("neighbour KILLED"));
+        assert!(render(&outcomes, 1, 100).contains("neighbour KILLED"));
     }
 }

@@ -5,12 +5,13 @@ pub mod trial;
 use crate::failure::Found;
 use crate::run::find_library;
 use crate::size;
-use crate::wrap::{width, wrap};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use tenure::{Finding, Status};
+use tenure_command::terminal::text_width;
+use tenure_command::wrap::wrap;
 use trial::{Ending, Outcome};
 
 const NOTES: &str = "\
@@ -109,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
     } else {
-        out.write_all(text(&report, width()).as_bytes())?;
+        out.write_all(text(&report, text_width()).as_bytes())?;
     }
     out.flush()?;
     if passed {

@@ -8,12 +8,13 @@ use crate::process::figures::Figures;
 use crate::process::pages::Pages;
 use crate::process::smaps::{Amounts, Entry, Lock};
 use crate::size::{count, show};
-use crate::wrap::{columns, wrap};
 use serde::Serialize;
 use serde_json::{json, Value};
 use std::borrow::Cow;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use tenure::Stats;
+use tenure_command::terminal::width;
+use tenure_command::wrap::wrap;
 
 /// A column: its heading, and its value.
 type Column = (&'static str, fn(&Amounts) -> u64);
@@ -27,16 +28,6 @@ const COLUMNS: [Column; 7] = [
     ("swapped", |a| a.swapped),
     ("huge", |a| a.huge),
 ];
-
-/// The terminal's width. `None`: the output is not a terminal, and no line is cut.
-fn width() -> Option<usize> {
-    let asked = || {
-        let out = io::stdout();
-        let size = out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok())??;
-        (size.ws_col > 0).then_some(usize::from(size.ws_col))
-    };
-    columns().or_else(asked)
-}
 
 /// Prints a process for people.
 pub fn text(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<()> {

@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         writeln!(out)?;
     } else if !args.quiet {
         if args.verbose {
-            out.write_all(report::table(&outcomes).as_bytes())?;
+            out.write_all(report::of_files(&outcomes).as_bytes())?;
             out.write_all(report::names_passed_over(&found).as_bytes())?;
             writeln!(out)?;
         }

@@ -3,10 +3,11 @@
 use super::outcome::{Ending, Outcome, Summary};
 use crate::files::Found;
 use crate::name::shown;
-use crate::{size, text_table};
+use crate::size;
+use tenure_command::table;
 
 /// A line for each file.
-pub fn table(outcomes: &[Outcome]) -> String {
+pub fn of_files(outcomes: &[Outcome]) -> String {
     let heading = ["FILE", "data", "before", "read", "resident", ""];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     rows.extend(outcomes.iter().map(|outcome| {
@@ -21,7 +22,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
             outcome.after.map_or(String::new(), |after| percent(after, bytes)),
         ]
     }));
-    text_table::render(&rows, 0)
+    // A path that is broken could not be copied.
+    table::render(&rows, table::Layout { rule: true, ..table::Layout::default() })
 }
 
 /// A line for each skipped name.

@@ -114,30 +114,41 @@ impl Column {
     }
 }
 
-/// As many columns as there is room for.
-pub fn that_fit(width: usize) -> Vec<Column> {
-    let mut left = width.saturating_add(1);
-    let fits = |column: &Column| {
-        let needed = column.layout().1 + 1;
-        let fits = needed <= left;
-        left = left.saturating_sub(needed);
-        fits
+/// As many columns as there is room for. The column to sort by replaces the last ones if it is not
+/// among them, except the first two, which name the process.
+pub fn that_fit(width: usize, sorted: Column) -> Vec<Column> {
+    let needed = |columns: &[Column]| columns.iter().map(|column| column.layout().1 + 1).sum();
+    let fit = |columns: &[Column]| {
+        let needed: usize = needed(columns);
+        needed <= width.saturating_add(1)
     };
-    ALL.into_iter().take_while(fits).collect()
+    let mut shown = ALL.to_vec();
+    while !fit(&shown) {
+        shown.pop();
+    }
+    let with_sorted = |kept: usize| [&shown[..kept], &[sorted]].concat();
+    let kept = (2..=shown.len()).rev().find(|kept| fit(&with_sorted(*kept)));
+    match kept {
+        Some(kept) if !shown.contains(&sorted) => with_sorted(kept),
+        _ => shown,
+    }
 }
 
-/// The line above the rows; the column to sort by is marked.
-pub fn heading(columns: &[Column], sorted: Option<Column>) -> String {
-    let cell = |column: &Column| {
+/// The line above the rows; the column to sort by is marked. The mark may stand between two
+/// columns.
+pub fn heading(columns: &[Column], sorted: Column) -> String {
+    let mut line = String::new();
+    for (at, column) in columns.iter().enumerate() {
         let (title, width) = column.layout();
-        let mark = if sorted == Some(*column) { "*" } else { "" };
-        let title = match mark.len() + title.len() > width {
-            true => &title[..width - mark.len()],
-            false => title,
+        let mark = if sorted == *column { "*" } else { "" };
+        let cell = aligned(*column, &format!("{mark}{title}"), width + usize::from(at > 0));
+        line += &match *column {
+            // Left in its column.
+            Name | History => format!(" {}", cut(&cell, width)),
+            _ => cell,
         };
-        aligned(*column, &format!("{mark}{title}"), width)
-    };
-    columns.iter().map(cell).collect::<Vec<_>>().join(" ").trim_end().to_owned()
+    }
+    line.trim_end().to_owned()
 }
 
 /// A row.
@@ -157,6 +168,14 @@ fn aligned(column: Column, text: &str, width: usize) -> String {
 /// The first columns of a line.
 pub fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
+}
+
+/// The beginning of a line, with a sign that there is more.
+pub fn beginning(line: &str, width: usize) -> String {
+    match line.chars().count() > width && width > 3 {
+        true => format!("{}...", cut(line, width - 3)),
+        false => cut(line, width),
+    }
 }
 
 /// The end of a path, which is more useful than its beginning.
@@ -253,15 +272,31 @@ mod tests {
 
     #[test]
     fn eighty_columns_have_the_ten_that_matter() {
-        let columns = that_fit(80);
+        let columns = that_fit(80, Resident);
         assert_eq!(columns.last(), Some(&Faults));
-        let heading = heading(&columns, Some(Resident));
+        let heading = heading(&columns, Resident);
         assert!(heading.chars().count() <= 80 && heading.contains(" *RES "), "{heading}");
         let line = line(&row(4_194_304, "a-very-long-name", u64::MAX), &columns);
         assert!(line.chars().count() <= 80, "{line}");
-        assert_eq!(that_fit(200).last(), Some(&History));
-        assert_eq!(that_fit(3), []);
-        assert_eq!(that_fit(usize::MAX).len(), ALL.len());
+        assert_eq!(that_fit(200, Resident).last(), Some(&History));
+        assert_eq!(that_fit(3, Resident), []);
+        assert_eq!(that_fit(usize::MAX, Resident).len(), ALL.len());
+    }
+
+    #[test]
+    fn each_column_to_sort_by_is_shown_with_its_whole_title() {
+        for column in ALL.into_iter().take_while(|column| *column != History) {
+            let columns = that_fit(80, column);
+            let (title, heading) = (format!("*{}", column.layout().0), heading(&columns, column));
+            assert!(heading.contains(&title), "{heading}");
+            assert!(heading.chars().count() <= 80, "{heading}");
+            // Titles end where their numbers do, and begin where names do.
+            let other = super::heading(&columns, History);
+            assert_eq!(heading.replace('*', "").len() + 1, heading.len(), "{heading}");
+            assert!(other.starts_with("    PID NAME  "), "{other}");
+        }
+        assert_eq!(that_fit(20, Avoided), [Pid, Name]);
+        assert_eq!(that_fit(30, Avoided), [Pid, Name, Avoided]);
     }
 
     #[test]

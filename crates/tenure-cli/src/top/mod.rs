@@ -11,7 +11,6 @@ pub use options::Args;
 use crate::failure::WrongUsage;
 use crate::interrupt::Interrupt;
 use crate::process::names::living;
-use crate::wrap::columns;
 use columns::Column;
 use sample::{Sampler, Snapshot};
 use std::io::{self, IsTerminal, Write};
@@ -40,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
-    let width = columns().unwrap_or(usize::MAX);
+    let width = terminal::columns().unwrap_or(usize::MAX);
     let mut left = args.iterations;
     // Rates need two looks.
     sampler.look()?;
@@ -63,12 +62,12 @@ fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
 
 fn print(snapshot: &Snapshot, sort: Column, width: usize, out: &mut impl Write) -> io::Result<()> {
     for line in columns::summary(snapshot) {
-        writeln!(out, "{}", columns::cut(&line, width))?;
+        writeln!(out, "{}", columns::beginning(&line, width))?;
     }
     let mut rows: Vec<_> = snapshot.rows.iter().collect();
     columns::sort(&mut rows, sort, false);
-    let columns = columns::that_fit(width);
-    writeln!(out, "{}", columns::heading(&columns, None))?;
+    let columns = columns::that_fit(width, sort);
+    writeln!(out, "{}", columns::heading(&columns, sort))?;
     for row in rows {
         writeln!(out, "{}", columns::cut(&columns::line(row, &columns), width))?;
     }

@@ -9,9 +9,11 @@ const HELP: &str = "\
 Columns: resident memory; bytes pinned, marked and offered; bytes of the pool that are in use; purges, refills and \
 page faults a second. Wide terminals show more. Sizes are in powers of 1024.
 
-Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the ranges of a process; < > or F6 change the column to sort \
-by, I inverts, M sorts by resident memory, P by purges, F by page faults; a shows all processes; h helps; q or F10 \
-quits.
+POOL counts addresses, and RES the memory behind them: a page that the program has not touched takes none.
+
+Keys: arrows, PgUp, PgDn, Home, End select; Enter shows the ranges of a process, Esc goes back; < > or F6 change the \
+column to sort by, I inverts, M sorts by resident memory, P by purges, F by page faults, N by number; a shows all \
+processes; h helps; q or F10 quits.
 
 Examples:
   tenure top

@@ -102,7 +102,7 @@ impl Sampler {
     /// Looks at all of them.
     pub fn look(&mut self) -> io::Result<Snapshot> {
         self.looks += 1;
-        let chosen = !self.pids.is_empty();
+        let chosen = self.has_chosen();
         let pids = if chosen { self.pids.clone() } else { family::all()? };
         let mut snapshot = Snapshot { memory: machine(), ..Snapshot::default() };
         let mut still = BTreeMap::new();
@@ -144,6 +144,16 @@ impl Sampler {
             faults: listed(&self.sums.faults),
         };
         Ok(snapshot)
+    }
+
+    /// Whether the user has chosen the processes.
+    pub fn has_chosen(&self) -> bool {
+        !self.pids.is_empty()
+    }
+
+    /// When one process started. `None`: it has ended.
+    pub fn started(&self, pid: u32) -> Option<u64> {
+        self.known.get(&pid).map(|known| known.started)
     }
 
     /// The figures of one process, with its ranges.

@@ -36,7 +36,7 @@ const KEYS: &str = " \
          take them
  MARKED  volatile, and not offered yet
  OFFER   the kernel may take or has taken them
- POOL    bytes that the program has from the pool
+ POOL    addresses that the program has from the pool
  WARM    free blocks of the pool that are in memory
  AVOIDED page faults that the pool has avoided";
 
@@ -146,6 +146,9 @@ struct Ranges {
     order: Order,
     inverted: bool,
     pid: u32,
+    /// Distinguishes the process from a later one with its number.
+    started: Option<u64>,
+    has_ended: bool,
     first: usize,
     list: Vec<(Range, u64)>,
     uses: BTreeMap<u64, u32>,
@@ -221,7 +224,7 @@ impl Top {
             }
             Action::Enter if self.ranges.is_none() => {
                 self.ranges = self.current().map(|pid| {
-                    let mut ranges = Ranges::of(pid);
+                    let mut ranges = Ranges::of(pid, self.sampler.started(pid));
                     ranges.look(&self.sampler, 1.0);
                     ranges
                 });
@@ -278,7 +281,7 @@ impl Top {
         let mut lines: Vec<Line<'_>> = columns::summary(snapshot)
             .iter()
             .take(2)
-            .map(|line| Line::from(columns::cut(line, width)))
+            .map(|line| Line::from(columns::beginning(line, width)))
             .collect();
         let group = self.group.as_ref().map_or(String::new(), |group| {
             let limit = group.limit.map_or("no limit".into(), show);
@@ -289,7 +292,7 @@ impl Top {
             let room = width.saturating_sub(line.chars().count());
             line + &columns::end_of(&plain(&group.name), room)
         });
-        lines.push(Line::from(columns::cut(&group, width)));
+        lines.push(Line::from(columns::beginning(&group, width)));
         let room = width.saturating_sub(24);
         let mut bars = |title: &str, value: String, history: &[u64], least: u64| {
             let text = format!("{title:<11}{value:>11}  ");
@@ -308,8 +311,8 @@ impl Top {
 
     fn draw_table(&mut self, frame: &mut Frame<'_>, area: Rect) {
         let width = usize::from(area.width);
-        let columns = columns::that_fit(width);
-        let heading = columns::heading(&columns, Some(self.sort));
+        let columns = columns::that_fit(width, self.sort);
+        let heading = columns::heading(&columns, self.sort);
         let mut lines = vec![Line::styled(format!("{heading:<width$}"), REVERSED)];
         let order = self.order();
         let current = self.current();
@@ -325,7 +328,10 @@ impl Top {
             });
         }
         if order.is_empty() {
-            lines.push(Line::from(" no process that uses tenure can be read; a shows all"));
+            lines.push(Line::from(match self.sampler.has_chosen() {
+                true => " the chosen processes have ended",
+                false => " no process that uses tenure can be read; a shows all",
+            }));
         }
         frame.render_widget(Paragraph::new(lines), area);
     }
@@ -350,9 +356,17 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
 }
 
 impl Ranges {
-    fn of(pid: u32) -> Ranges {
-        let (order, inverted) = (Order::Size, false);
-        Ranges { order, inverted, pid, first: 0, list: Vec::new(), uses: BTreeMap::new() }
+    fn of(pid: u32, started: Option<u64>) -> Ranges {
+        Ranges {
+            order: Order::Size,
+            inverted: false,
+            pid,
+            started,
+            has_ended: false,
+            first: 0,
+            list: Vec::new(),
+            uses: BTreeMap::new(),
+        }
     }
 
     /// The largest or most used first, addresses and states in their order.
@@ -371,7 +385,9 @@ impl Ranges {
 
     /// Samples all ranges, and computes how often each was pinned in a second.
     fn look(&mut self, sampler: &Sampler, seconds: f64) {
-        let ranges = sampler.figures(self.pid).map_or_else(Vec::new, |figures| figures.ranges);
+        self.has_ended |= sampler.started(self.pid).is_none_or(|at| self.started != Some(at));
+        let figures = sampler.figures(self.pid).filter(|_| !self.has_ended);
+        let ranges = figures.map_or_else(Vec::new, |figures| figures.ranges);
         let before = std::mem::take(&mut self.uses);
         self.list = ranges
             .into_iter()
@@ -398,7 +414,9 @@ impl Ranges {
                 format!("{:<16x} {:>9} {state:<15} {uses:>10}", range.start, show(range.len));
             lines.push(Line::from(line));
         }
-        if self.list.is_empty() {
+        if self.has_ended {
+            lines.push(Line::from(format!(" process {} has ended; Esc goes back", self.pid)));
+        } else if self.list.is_empty() {
             lines.push(Line::from(" it has no volatile ranges and no blocks of the pool now"));
         }
         frame.render_widget(Paragraph::new(lines), area);
@@ -434,18 +452,46 @@ mod tests {
         assert!(widest.chars().count() <= 80, "{widest}");
     }
 
-    /// The screen of this process alone.
-    fn of_this_process() -> Top {
-        let own = std::process::id();
-        let args = Args {
+    fn arguments(pid: u32) -> Args {
+        Args {
             batch: false,
             iterations: None,
             delay: std::time::Duration::from_secs(1),
-            pid: vec![own],
+            pid: vec![pid],
             all: false,
             sort: Column::Resident,
-        };
+        }
+    }
+
+    /// The screen of this process alone.
+    fn of_this_process() -> Top {
+        let args = arguments(std::process::id());
         Top::new(&args, Sampler::new(&args.pid, false)).unwrap()
+    }
+
+    /// The text of a screen of 80 columns.
+    fn drawn(top: &mut Top) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| top.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn a_process_that_ends_while_its_ranges_are_shown_is_said_to_have_ended() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let args = arguments(pid);
+        let mut top = Top::new(&args, Sampler::new(&args.pid, false)).unwrap();
+        top.act(Action::Enter).unwrap();
+        top.look().unwrap();
+        assert!(drawn(&mut top).contains("it has no volatile ranges"), "{}", drawn(&mut top));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        top.look().unwrap();
+        let said = format!("process {pid} has ended; Esc goes back");
+        assert!(drawn(&mut top).contains(&said), "{}", drawn(&mut top));
+        top.act(Action::Back).unwrap();
+        assert!(drawn(&mut top).contains("the chosen processes have ended"), "{}", drawn(&mut top));
     }
 
     #[test]

@@ -231,8 +231,8 @@ impl fmt::Display for Bytes {
         };
         let size = bytes as f64 / (1u64 << shift) as f64;
         match bytes % (1 << shift) {
-            0 => write!(f, " ({size} {unit})"),
-            _ => write!(f, " ({size:.1} {unit})"),
+            1.. if size < 99.95 => write!(f, " ({size:.1} {unit})"),
+            _ => write!(f, " ({size:.0} {unit})"),
         }
     }
 }

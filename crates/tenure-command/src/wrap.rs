@@ -1,20 +1,4 @@
-//! Breaks text into lines that fit the terminal's width.
-
-/// The width if standard output is no terminal.
-const ELSEWHERE: usize = 100;
-/// Narrower than this, words would stand alone.
-const LEAST: usize = 40;
-
-/// The columns that the user has set in `COLUMNS`. 0 counts as unset, as terminals have it.
-pub fn columns() -> Option<usize> {
-    std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
-}
-
-/// Columns of standard output.
-pub fn width() -> usize {
-    let size = rustix::termios::tcgetwinsize(rustix::stdio::stdout());
-    size.ok().map_or(ELSEWHERE, |size| usize::from(size.ws_col)).clamp(LEAST, 120)
-}
+//! Breaks text into lines that fit a width.
 
 /// Breaks `text` between words into lines of at most `width` columns. The first line follows
 /// `indent` columns that the caller has written, and the others begin with as many spaces. Ends

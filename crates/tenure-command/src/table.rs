@@ -1,0 +1,174 @@
+//! Plain tables for a terminal.
+
+/// How a table is laid out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Layout {
+    /// Spaces before each line.
+    pub indent: usize,
+    /// The columns that there are. `None`: as many as it needs.
+    pub width: Option<usize>,
+    /// A line below the heading.
+    pub rule: bool,
+    /// The last column has text, and is aligned left as the first one is.
+    pub text_at_end: bool,
+}
+
+/// Aligns rows of cells: the first column left, numbers right. The first row is the heading.
+///
+/// Where the table is too wide, cells are broken between words, those of the widest column first.
+/// The space between a number and its unit is kept.
+pub fn render(rows: &[Vec<String>], layout: Layout) -> String {
+    let mut lines = lines(rows, layout);
+    if let (true, Some(first)) = (layout.rule, lines.first_mut()) {
+        let widths = widths(rows, layout);
+        let rule: usize = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+        *first += &format!("{:indent$}{}\n", "", "-".repeat(rule), indent = layout.indent);
+    }
+    lines.concat()
+}
+
+/// The lines of each row, with their line breaks.
+pub fn lines(rows: &[Vec<String>], layout: Layout) -> Vec<String> {
+    let widths = widths(rows, layout);
+    let lines = |(number, row): (usize, &Vec<String>)| {
+        let cells: Vec<Vec<String>> =
+            row.iter().zip(&widths).map(|(cell, width)| pieces(cell, *width)).collect();
+        let height = cells.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let mut text = String::new();
+        for at in 0..height {
+            let mut line = " ".repeat(layout.indent);
+            for (column, pieces) in cells.iter().enumerate() {
+                // Headings stand on the rule; other cells begin in the first line.
+                let above = if number == 0 { height - pieces.len() } else { 0 };
+                let piece = at.checked_sub(above).and_then(|at| pieces.get(at));
+                let piece = piece.map_or("", String::as_str);
+                let is_left = column == 0 || (layout.text_at_end && column + 1 == widths.len());
+                let space = " ".repeat(widths[column].saturating_sub(width(piece)));
+                line += &" ".repeat(if column == 0 { 0 } else { GAP });
+                line +=
+                    &if is_left { format!("{piece}{space}") } else { format!("{space}{piece}") };
+            }
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    };
+    rows.iter().enumerate().map(lines).collect()
+}
+
+/// The width of a whole table that is not broken.
+pub fn natural_width(rows: &[Vec<String>], indent: usize) -> usize {
+    let widths = widths(rows, Layout::default());
+    indent + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
+}
+
+/// Spaces between two columns.
+const GAP: usize = 2;
+
+/// The width of each column.
+fn widths(rows: &[Vec<String>], layout: Layout) -> Vec<usize> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let of_column = |measure: fn(&str) -> usize| -> Vec<usize> {
+        let cells = |at: usize| rows.iter().filter_map(move |row| row.get(at).map(String::as_str));
+        (0..columns).map(|at| cells(at).map(measure).max().unwrap_or(0)).collect()
+    };
+    let mut widths = of_column(width);
+    let Some(most) = layout.width else { return widths };
+    let least = of_column(|cell| words(cell).map(width).max().unwrap_or(0));
+    let around = layout.indent + GAP * columns.saturating_sub(1);
+    while widths.iter().sum::<usize>() + around > most {
+        let can_shrink = (0..columns).filter(|at| widths[*at] > least[*at]);
+        let Some(widest) = can_shrink.max_by_key(|at| widths[*at]) else { break };
+        widths[widest] -= 1;
+    }
+    // Broken cells may need less than the column has.
+    let pieces = |at: usize| {
+        let most = widths[at];
+        let cells = rows.iter().filter_map(move |row| row.get(at));
+        cells.flat_map(move |cell| pieces(cell, most))
+    };
+    (0..columns).map(|at| pieces(at).map(|piece| width(&piece)).max().unwrap_or(0)).collect()
+}
+
+/// The parts of a cell that stay in one line: a number and its unit are one.
+fn words(cell: &str) -> impl Iterator<Item = &str> {
+    let mut rest = cell;
+    std::iter::from_fn(move || {
+        let is_break = |(at, _): &(usize, &str)| {
+            let before = rest[..*at].chars().next_back();
+            before.is_some_and(|c| c != ' ' && !c.is_ascii_digit())
+        };
+        let at = rest.match_indices(' ').find(is_break).map_or(rest.len(), |(at, _)| at);
+        let word = &rest[..at];
+        rest = rest.get(at + 1..).unwrap_or("");
+        (!word.is_empty()).then_some(word)
+    })
+}
+
+/// The lines of a cell in a column of this width. One that fits is left as it is.
+fn pieces(cell: &str, most: usize) -> Vec<String> {
+    if width(cell) <= most {
+        return vec![cell.to_owned()];
+    }
+    let mut pieces: Vec<String> = Vec::new();
+    for word in words(cell) {
+        match pieces.last_mut() {
+            Some(last) if width(last) + 1 + width(word) <= most => *last += &format!(" {word}"),
+            _ => pieces.push(word.to_owned()),
+        }
+    }
+    pieces
+}
+
+/// Columns that a text takes: every character used here takes one.
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rows: &[&[&str]]) -> Vec<Vec<String>> {
+        rows.iter().map(|row| row.iter().map(|cell| cell.to_string()).collect()).collect()
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = rows(&[&["", "hit rate"], &["LRU", "9.1 %"], &["tenure", "92.5 %"]]);
+        let text = render(&rows, Layout { indent: 2, rule: true, ..Layout::default() });
+        assert_eq!(
+            text,
+            "          hit rate\n  ----------------\n  LRU        9.1 %\n  tenure    92.5 %\n"
+        );
+        assert_eq!(natural_width(&rows, 2), 18);
+    }
+
+    #[test]
+    fn ragged_rows_are_no_trouble() {
+        let ragged = rows(&[&["a"], &["b", "c"], &[]]);
+        assert!(render(&ragged, Layout::default()).contains("b  c\n"));
+        assert_eq!(render(&[], Layout { rule: true, ..Layout::default() }), "");
+    }
+
+    #[test]
+    fn cells_are_broken_where_the_table_is_too_wide() {
+        let rows = rows(&[&["", "LRU, best hour", "x"], &["outcome", "KILLED at 4.2 s", "20 MiB"]]);
+        let narrow = Layout { width: Some(30), ..Layout::default() };
+        assert_eq!(
+            render(&rows, narrow),
+            "         LRU, best\n              hour       x\noutcome  KILLED at  20 MiB\n             4.2 s\n"
+        );
+        // No column can be narrower than its longest word.
+        let narrow = render(&rows, Layout { width: Some(1), ..Layout::default() });
+        assert!(narrow.lines().all(|line| width(line) <= 23), "{narrow}");
+        assert_eq!(words("20 MiB of 3 GiB").collect::<Vec<_>>(), ["20 MiB", "of", "3 GiB"]);
+    }
+
+    #[test]
+    fn text_at_the_end_is_aligned_left() {
+        let rows = rows(&[&["", "n", ""], &["a", "10", "ok"], &["b", "5", "it loses"]]);
+        let text = render(&rows, Layout { text_at_end: true, ..Layout::default() });
+        assert_eq!(text, "    n\na  10  ok\nb   5  it loses\n");
+    }
+}
