@@ -6,7 +6,8 @@
 pub fn wrap(text: &str, indent: usize, width: usize) -> String {
     let mut wrapped = String::new();
     let mut column = indent;
-    for (number, word) in text.split_whitespace().enumerate() {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (number, word) in words(&text).enumerate() {
         let len = word.chars().count();
         if number > 0 && column + 1 + len > width {
             wrapped += &format!("\n{:indent$}", "");
@@ -22,6 +23,21 @@ pub fn wrap(text: &str, indent: usize, width: usize) -> String {
     wrapped
 }
 
+/// The parts of a text that stay in one line: a number and its unit are one.
+pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let is_break = |(at, _): &(usize, &str)| {
+            let before = rest[..*at].chars().next_back();
+            before.is_some_and(|c| c != ' ' && !c.is_ascii_digit())
+        };
+        let at = rest.match_indices(' ').find(is_break).map_or(rest.len(), |(at, _)| at);
+        let word = &rest[..at];
+        rest = rest.get(at + 1..).unwrap_or("");
+        (!word.is_empty()).then_some(word)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -32,5 +48,7 @@ mod tests {
         assert_eq!(wrap("one two", 0, 7), "one two\n");
         assert_eq!(wrap("averylongword a", 2, 8), "averylongword\n  a\n");
         assert_eq!(wrap("", 2, 8), "\n");
+        assert_eq!(wrap("it takes 20 MiB", 0, 11), "it takes\n20 MiB\n");
+        assert_eq!(words("20 MiB of 3 GiB").collect::<Vec<_>>(), ["20 MiB", "of", "3 GiB"]);
     }
 }
