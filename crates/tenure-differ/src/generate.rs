@@ -32,6 +32,9 @@ pub struct Generator {
     lock_limited: bool,
     locked_all: bool,
     filtered: bool,
+    /// A mapping grows downwards. The kernel then ignores hints less than 256 pages below it, and
+    /// which those are depends on where mappings lie, which differs between the runs.
+    grows_down: bool,
 }
 
 /// How often each group of calls comes.
@@ -66,6 +69,7 @@ pub fn plan(seed: u64, calls: usize) -> (Kind, Vec<Call>) {
         lock_limited: false,
         locked_all: false,
         filtered: false,
+        grows_down: false,
     };
     generator.fill(weights, calls);
     (kind, generator.calls)
@@ -341,7 +345,10 @@ impl Generator {
 
     fn map_at(&mut self, slot: u64, from: u64, len: u64) {
         let kind = self.rng.pick(&[PRIVATE, PRIVATE, PRIVATE, SHARED]);
-        let how = self.rng.pick(&[FIXED, FIXED, NOREPLACE, NOREPLACE, 0]);
+        let how = match self.rng.pick(&[FIXED, FIXED, NOREPLACE, NOREPLACE, 0]) {
+            0 if self.grows_down => NOREPLACE,
+            how => how,
+        };
         let (descriptor, offset) = if self.rng.once_in(4) { self.file() } else { (0, 0) };
         let anonymous = if descriptor == 0 { ANONYMOUS } else { 0 };
         let protection = self.protection();
@@ -398,6 +405,7 @@ impl Generator {
                     libc::MAP_SYNC,
                 ];
                 numbers[3] |= self.rng.pick(&more) as u64;
+                self.grows_down |= numbers[3] & libc::MAP_GROWSDOWN as u64 != 0;
             }
         }
         self.push("mmap", &numbers);
