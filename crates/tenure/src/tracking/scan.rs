@@ -140,7 +140,7 @@ impl Scans {
         }
         let looked = now.elapsed();
         let (left, told_again) = self.offer(marked, again, bound, pressed);
-        let tells_again = spared::tell_all(&mut self.spared, now, pressed);
+        let tells_again = spared::tell_all(&mut self.spared, now, pressed, SHARE);
         if told_again == seen.made_again {
             backpressure::told_again(made_again);
         }

@@ -136,28 +136,29 @@ pub(super) fn is_watched(tracked: &Tracked) -> bool {
 const STEP: usize = 8 << 20;
 
 /// Tells the kernel which ranges count as used: those that are spared. It does so once after an
-/// offer, and from time to time while memory is short. On the background thread, for a short time.
-/// `Some`: the next scan is to continue after so long.
-pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool) -> Option<Duration> {
+/// offer, and from time to time while memory is short. On the background thread, for a short time:
+/// the walk over all ranges takes at most one part of the time in `share`. `Some`: the next scan is
+/// to continue after so long.
+pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -> Option<Duration> {
     if !is_any() {
         return None;
     }
     if now < due.next {
         return Some(due.next - now);
     }
-    due.next = now + PACE;
+    let begun = Instant::now();
     if pressed && now >= due.all {
         due.all = now + AGAIN;
         TRACKING.slab.each(|_, tracked, _| {
             tracked.priority.fetch_and(!TOLD, Ordering::Relaxed);
         });
     }
-    let begun = Instant::now();
     let mut any_left = false;
     // Those that are spared first: the others may be many.
     for spared in [true, false] {
         if begun.elapsed() >= MOST {
-            return Some(PACE);
+            any_left = true;
+            break;
         }
         TRACKING.slab.each(|id, tracked, word| {
             let priority = tracked.priority.load(Ordering::Relaxed);
@@ -168,7 +169,10 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool) -> Option<Dur
             }
         });
     }
-    any_left.then_some(PACE)
+    // The batch is bounded, but not the walk: 5 ms for a million ranges.
+    let pause = PACE.max(begun.elapsed().saturating_sub(MOST) * share);
+    due.next = now + pause;
+    any_left.then_some(pause)
 }
 
 /// `false`: another thread has the range now.
