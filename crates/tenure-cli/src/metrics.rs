@@ -3,8 +3,9 @@
 use crate::failure::Found;
 use crate::name::{plain, shown};
 use crate::process::family::{self, Stat};
-use crate::process::figures::Figures;
+use crate::process::figures::{Figures, Missing};
 use crate::process::names::{living, number, remedy};
+use crate::process::patience::noted;
 use crate::process::smaps::{self, Amounts};
 use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
@@ -85,10 +86,14 @@ struct Seen {
 }
 
 impl Seen {
-    /// Looks at a process that has figures.
-    fn new(pid: u32, figures: Figures) -> Seen {
-        // If the process ends meanwhile, the kernel's figures are those of a process that has ended.
-        Seen { figures, memory: smaps::sum(pid).unwrap_or_default() }
+    /// Looks at a process, if it has figures.
+    fn of(pid: u32) -> Result<Seen, Missing> {
+        noted(pid, || {
+            let figures = Figures::read(pid)?;
+            // If the process ends meanwhile, the kernel's figures are those of a process that has
+            // ended.
+            Ok(Seen { figures, memory: smaps::sum(pid).unwrap_or_default() })
+        })
     }
 
     fn add(&mut self, other: Seen) {
@@ -155,10 +160,10 @@ fn all(metrics: &mut Metrics) -> anyhow::Result<bool> {
     for pid in family::all()? {
         // Threads of the kernel have no memory. Other processes may have ended by now.
         let Some(stat) = Stat::read(pid).ok().filter(|stat| stat.size > 0) else { continue };
-        match Figures::read(pid) {
-            Ok(figures) => {
+        match Seen::of(pid) {
+            Ok(seen) => {
                 let labels = [("pid", &*pid.to_string()), ("name", &*plain(&stat.name))];
-                Seen::new(pid, figures).put(&labels, metrics);
+                seen.put(&labels, metrics);
             }
             Err(missing) => refused += u32::from(missing.is_refusal()),
         }
@@ -180,9 +185,9 @@ fn each(pids: &[u32], metrics: &mut Metrics) -> bool {
             continue;
         }
         match read(*pid) {
-            Ok((name, figures)) => {
+            Ok((name, seen)) => {
                 let labels = [("pid", &*pid.to_string()), ("name", &*name)];
-                Seen::new(*pid, figures).put(&labels, metrics);
+                seen.put(&labels, metrics);
             }
             Err(why) => {
                 all_read = false;
@@ -193,14 +198,14 @@ fn each(pids: &[u32], metrics: &mut Metrics) -> bool {
     all_read
 }
 
-fn read(pid: u32) -> Result<(String, Figures), String> {
+fn read(pid: u32) -> Result<(String, Seen), String> {
     let name = plain(&living(pid)?.name);
-    let figures = Figures::read(pid).map_err(|missing| {
+    let seen = Seen::of(pid).map_err(|missing| {
         missing.why(pid).unwrap_or_else(|| {
             format!("process {pid} ({name}) does not use tenure, or has not used it yet")
         })
     })?;
-    Ok((name, figures))
+    Ok((name, seen))
 }
 
 /// The first process names the sum.
@@ -210,8 +215,8 @@ fn tree(pids: &[u32], metrics: &mut Metrics) -> anyhow::Result<bool> {
     let mut count = 0;
     for pid in family::with_descendants(pids)? {
         match read(pid) {
-            Ok((_, figures)) => {
-                sum.add(Seen::new(pid, figures));
+            Ok((_, seen)) => {
+                sum.add(seen);
                 count += 1;
             }
             Err(why) if pids.contains(&pid) => {

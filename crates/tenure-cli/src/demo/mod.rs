@@ -81,10 +81,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if interrupted.is_set() {
             break;
         }
-        outcomes.push(run_way(args, &common, &way, &pieces, &mut live)?);
+        let outcome = run_way(args, &common, &way, &pieces, &mut live)?;
+        // Half of a way says nothing.
+        outcomes.extend((!interrupted.is_set()).then_some(outcome));
     }
-    interrupted.end_if_set();
-    finish(args, &enforcement, &pieces, &outcomes)
+    if !interrupted.is_set() {
+        return finish(args, &enforcement, &pieces, &outcomes);
+    }
+    if !outcomes.is_empty() {
+        live.say("the caches that were finished:");
+        // The interruption is the more important result.
+        let _ = finish(args, &enforcement, &pieces, &outcomes);
+    }
+    interrupted.end();
+    Ok(())
 }
 
 fn headline(args: &Args, sizes: &Sizes) -> String {
@@ -116,11 +126,15 @@ fn prepare(
         value_bytes: sizes.working_set,
         least_value_bytes: sizes.least_working_set(),
         level: args.level,
-        patience: options::PREPARATION,
+        patience: sizes.preparation(),
     };
     let pieces = prepare::prepare(&wanted, interrupted, |done| {
         live.preparing(done, started.elapsed().as_secs_f64());
     })?;
+    if interrupted.load(Ordering::Relaxed) {
+        live.end("interrupted");
+        return Ok(pieces);
+    }
     live.end(&format!(
         "{} pieces of {} files under {}, {} of values, {:.1} s",
         size::count(pieces.list.len() as u64),
@@ -162,6 +176,10 @@ fn run_way(
     live.begin(way, common.schedule.seconds);
     let outcome = way::run(common, way, plan, |samples| live.running(samples))
         .with_context(|| format!("running \"{}\"", way.name))?;
+    if common.interrupted.load(Ordering::Relaxed) {
+        live.end("interrupted");
+        return Ok(outcome);
+    }
     let fate = match &outcome.death {
         None => "survived".into(),
         Some(death) => format!("{} KILLED at {:.1} s by {}", death.who, death.at, death.by),
@@ -237,10 +255,8 @@ impl Interrupted {
     }
 
     /// Ends this process by the signal that it got, as its parent expects.
-    fn end_if_set(&self) {
-        if self.is_set() {
-            let signal = self.signal.load(Ordering::Relaxed);
-            let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
-        }
+    fn end(&self) {
+        let signal = self.signal.load(Ordering::Relaxed);
+        let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
     }
 }

@@ -11,6 +11,7 @@ const BLOCK: usize = 1 << 20;
 
 /// Holds the requested memory, until the demo is gone.
 pub fn run() -> anyhow::Result<()> {
+    super::process::ignore_interrupts()?;
     let mut from = io::stdin().lock();
     let mut held: Vec<MmapMut> = Vec::new();
     while let Some(Hold { bytes }) = wire::receive(&mut from)? {

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tenure_command::number::within;
 
 /// The most that preparing may take, where the machine makes enough in that time.
-pub const PREPARATION: Duration = Duration::from_secs(10);
+const PREPARATION: Duration = Duration::from_secs(10);
+/// The values that a machine makes in half of that time, even if it is slow.
+const PREPARED: u64 = 128 << 20;
 
 const HELP: &str = "\
 A worker process serves requests for pieces of real files, compressed by zstd. Compressing is \
@@ -171,37 +173,40 @@ impl Sizes {
         self.best_hour()
     }
 
+    /// The most that preparing may take, where the machine makes enough in that time.
+    pub fn preparation(&self) -> Duration {
+        PREPARATION.max(PREPARATION / 2 * (self.least_working_set() / PREPARED) as u32)
+    }
+
     /// The ways to compare.
     pub fn ways(&self, workers: u32) -> Vec<Way> {
         let (limit, overhead) = (size::mib(self.limit), size::mib(self.overhead(workers)));
+        let way = |name, store, sized| Way { name, store, sized, is_safe: true };
         let sized = |need: u64| format!("{limit} - {} - {overhead}", size::mib(need));
         if workers > 1 {
             let bytes = self.worst_hour(workers) / u64::from(workers);
             let each = format!("1/{workers} of ({})", sized(self.neighbour_max));
             let none = || "no size set".to_string();
             return vec![
-                Way { name: "LRU in each", store: Kind::FixedLru { bytes }, sized: each },
-                Way { name: "tenure in each", store: Kind::Tenure, sized: none() },
-                Way { name: "one shared", store: Kind::Shared { descriptor: -1 }, sized: none() },
+                way("LRU in each", Kind::FixedLru { bytes }, each),
+                way("tenure in each", Kind::Tenure, none()),
+                way("one shared", Kind::Shared { descriptor: -1 }, none()),
             ];
         }
+        let worst = Kind::FixedLru { bytes: self.worst_hour(1) };
+        let moka = Kind::Moka { bytes: self.worst_hour(1) };
         vec![
+            way("LRU, worst hour", worst, sized(self.neighbour_max)),
             Way {
-                name: "LRU, worst hour",
-                store: Kind::FixedLru { bytes: self.worst_hour(1) },
-                sized: sized(self.neighbour_max),
+                is_safe: false,
+                ..way(
+                    "LRU, best hour",
+                    Kind::FixedLru { bytes: self.best_hour() },
+                    sized(self.neighbour_min),
+                )
             },
-            Way {
-                name: "LRU, best hour",
-                store: Kind::FixedLru { bytes: self.best_hour() },
-                sized: sized(self.neighbour_min),
-            },
-            Way {
-                name: "moka, worst hour",
-                store: Kind::Moka { bytes: self.worst_hour(1) },
-                sized: sized(self.neighbour_max),
-            },
-            Way { name: "tenure", store: Kind::Tenure, sized: "no size set".into() },
+            way("moka, worst hour", moka, sized(self.neighbour_max)),
+            way("tenure", Kind::Tenure, "no size set".into()),
         ]
     }
 }

@@ -14,6 +14,8 @@ pub struct Way {
     pub store: Kind,
     /// How its size was chosen.
     pub sized: String,
+    /// It leaves enough for the neighbour's worst hour.
+    pub is_safe: bool,
 }
 
 /// The state at one moment.
@@ -179,7 +181,7 @@ pub mod tests {
             })
             .collect();
         Outcome {
-            way: Way { name, store, sized: "made up".into() },
+            way: Way { name, store, sized: "made up".into(), is_safe: !name.contains("best") },
             workers: 1,
             schedule: Schedule { least: 0, most: 60 << 20, seconds },
             counts: samples.last().map(|sample| sample.counts).unwrap_or_default(),

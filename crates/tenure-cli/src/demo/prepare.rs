@@ -6,6 +6,7 @@
 //! the workers' own reads later take almost none of the room for the caches.
 
 use super::piece::{Maker, Piece, Pieces, Source, PIECE};
+use crate::size;
 use anyhow::{bail, Context};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -70,19 +71,25 @@ pub fn prepare(
         }
         Ok(())
     })?;
+    let was_late = work.time_is_up();
     let mut made = work.made.into_inner().expect("no maker panicked");
     // In the order of the shuffle, whichever thread was faster.
     made.sort_unstable_by_key(|(at, _)| *at);
     let pieces = Pieces { files, list: made.into_iter().map(|(_, piece)| piece).collect() };
     let bytes = pieces.value_bytes();
     if bytes < wanted.least_value_bytes && !stop.load(Ordering::Relaxed) {
+        let (made, needed) = (size::show(bytes), size::show(wanted.least_value_bytes));
+        let seconds = started.elapsed().as_secs_f64();
+        if was_late {
+            bail!(
+                "this machine makes only {made} of values in {seconds:.0} s, and at this limit the \
+                 demo needs {needed}; compress faster with --level 1, or name a lower --limit"
+            );
+        }
         bail!(
-            "{} gives only {} of values in {:.0} s, and at this limit the demo needs {}; name a \
-             larger --dir or a lower --limit",
+            "the files of {} give only {made} of values, and at this limit the demo needs \
+             {needed}; name a larger --dir or a lower --limit",
             wanted.dir.display(),
-            crate::size::show(bytes),
-            started.elapsed().as_secs_f64(),
-            crate::size::show(wanted.least_value_bytes)
         );
     }
     Ok(shorten(pieces))

@@ -7,6 +7,7 @@ use std::io::{self, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::Arc;
 use std::time::Duration;
 use tenure_command::call::failed;
 
@@ -145,10 +146,16 @@ pub fn expect<T>(
     })
 }
 
-/// `killed by signal 9` or `exit status 1`.
+/// Ctrl-C reaches all processes of the terminal. It is for the demo, which ends the others.
+pub fn ignore_interrupts() -> io::Result<()> {
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
+    Ok(())
+}
+
+/// `signal 9` or `exit status 1`.
 pub fn describe(status: ExitStatus) -> String {
     match status.signal() {
-        Some(signal) => format!("killed by signal {signal}"),
+        Some(signal) => format!("signal {signal}"),
         None => format!("{status}"),
     }
 }

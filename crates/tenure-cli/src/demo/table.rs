@@ -85,6 +85,14 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
                 }
             ));
         }
+        if !outcome.way.is_safe && outcome.death.is_none() {
+            remarks.push(format!(
+                "{name}: it survived, although this size leaves too little for the neighbour's \
+                 worst hour: it held {} of its {} then. Give the caches time to fill: --seconds.",
+                size::mib(outcome.peak_worker()),
+                outcome.way.store.bytes().map_or("none".into(), size::mib)
+            ));
+        }
         if outcome.counts.wrong_values > 0 {
             remarks.push(format!(
                 "{name}: {} values that came from the cache were WRONG.",
@@ -104,7 +112,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
     // The best of the comparable ones.
     let safe = outcomes
         .iter()
-        .filter(|o| !o.way.store.is_ours() && o.death.is_none())
+        .filter(|o| !o.way.store.is_ours() && o.way.is_safe && o.death.is_none())
         .max_by(|a, b| a.hit_rate().total_cmp(&b.hit_rate()));
     let against = [
         ("tenure against the safe size", shared.or(ours), safe),
@@ -161,6 +169,16 @@ mod tests {
         let remarks = remarks(&four()).join("\n");
         assert!(remarks.contains("the kernel's OOM killer"), "{remarks}");
         assert!(remarks.contains("hit rate +0.0 points, 1.00 x the requests"), "{remarks}");
+    }
+
+    #[test]
+    fn the_safe_size_is_that_of_the_worst_hour() {
+        let mut outcomes = four();
+        outcomes[1] = made_up("LRU, best hour", Kind::FixedLru { bytes: 200 << 20 }, 14.0, None);
+        outcomes[1].counts.hits *= 2;
+        let remarks = remarks(&outcomes).join("\n");
+        assert!(remarks.contains("safe size: hit rate +0.0 points"), "{remarks}");
+        assert!(remarks.contains("it held 69 MiB of its 200 MiB then"), "{remarks}");
     }
 
     #[test]

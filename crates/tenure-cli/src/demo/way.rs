@@ -106,11 +106,14 @@ impl Run<'_> {
         loop {
             let at = self.start.elapsed().as_secs_f64();
             self.hear();
+            if self.stopped() {
+                return Ok(None);
+            }
             if let Some(death) = self.find_death(at) {
                 self.sample(at);
                 return Ok(Some(death));
             }
-            if at >= self.common.schedule.seconds || self.stopped() {
+            if at >= self.common.schedule.seconds {
                 self.sample(at);
                 return Ok(None);
             }

@@ -14,6 +14,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// Serves until a stop message, or until the demo is gone.
 pub fn run() -> anyhow::Result<()> {
+    super::process::ignore_interrupts()?;
     let mut from = BufReader::new(io::stdin().lock());
     let Some(ToWorker::Plan(plan)) = wire::receive(&mut from)? else {
         bail!("this command is part of `tenure demo`; it does nothing by itself");

@@ -4,6 +4,7 @@ use super::options::{Args, Sort};
 use crate::process::family::Stat;
 use crate::process::figures::{Figures, Missing};
 use crate::process::names::{living, why};
+use crate::process::patience::noted;
 use crate::process::smaps::{self, Amounts, Entry};
 use std::io;
 
@@ -40,7 +41,7 @@ pub fn look(pids: &[u32], args: &Args) -> anyhow::Result<Process> {
         advice: None,
     };
     for (number, pid) in pids.iter().enumerate() {
-        if let Err(error) = look_at_one(*pid, args, &mut process) {
+        if let Err(error) = noted(*pid, || look_at_one(*pid, args, &mut process)) {
             // If processes of a tree have ended meanwhile, that is no failure.
             match number {
                 0 => anyhow::bail!(error),

@@ -6,6 +6,7 @@ pub mod mapping;
 pub mod memory;
 pub mod names;
 pub mod pages;
+pub mod patience;
 pub mod pressure;
 pub mod range;
 mod runs;

@@ -108,7 +108,7 @@ impl Column {
             Purges | Refills | Faults | Avoided => number(value),
             History => sparkline(&row.purges, self.layout().1, 1),
             Resident => short(value),
-            _ if row.stats.is_none() => "-".into(),
+            _ if row.stats.is_none() => if row.waits { "wait" } else { "-" }.into(),
             _ => short(value),
         }
     }

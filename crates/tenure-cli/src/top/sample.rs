@@ -1,11 +1,13 @@
 //! Samples processes, and computes the changes between two samples.
 
 use crate::process::family::{self, Stat};
-use crate::process::figures::{Figures, Source};
+use crate::process::figures::{Figures, Missing, Source};
+use crate::process::patience::within;
 use crate::process::pressure::{machine, Group, Stalls};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 use tenure::Stats;
 
 /// How many rates are remembered.
@@ -40,6 +42,9 @@ struct Known {
     /// Distinguishes a process from an older one with its number.
     started: u64,
     source: Option<Source>,
+    /// A read that has not returned yet, with the source.
+    reading: Option<Receiver<Reading>>,
+    uses_tenure: bool,
     /// The sample at which it was last found not to use tenure.
     looked: u64,
     /// This user may not read it.
@@ -47,6 +52,12 @@ struct Known {
     before: Option<(Instant, Rates<u64>)>,
     purges: VecDeque<u64>,
 }
+
+/// A read of a process: where its figures are, and what they were.
+type Reading = (Option<Source>, Result<Figures, Missing>);
+
+/// So long a look waits for one process. The screen answers no key meanwhile.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The result of one sample.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +91,8 @@ pub struct Row {
     pub resident: u64,
     /// Its statistics, if it uses tenure.
     pub stats: Option<Stats>,
+    /// They cannot be read now, because the process changes its memory map.
+    pub waits: bool,
     /// Events a second, since the sample before.
     pub rates: Rates<u64>,
     /// Purges a second at the last updates.
@@ -119,7 +132,7 @@ impl Sampler {
             let figures = known.figures(pid, self.looks);
             snapshot.refused += usize::from(known.is_refused);
             let row = known.row(pid, stat, figures.as_ref());
-            if row.stats.is_some() || self.all || chosen {
+            if known.uses_tenure || self.all || chosen {
                 let sums = &mut snapshot.sums;
                 sums.purges = sums.purges.saturating_add(row.rates.purges);
                 sums.refills = sums.refills.saturating_add(row.rates.refills);
@@ -157,8 +170,13 @@ impl Sampler {
     }
 
     /// The figures of one process, with its ranges.
-    pub fn figures(&self, pid: u32) -> Option<Figures> {
-        self.known.get(&pid)?.source.as_ref()?.read().ok()
+    pub fn figures(&mut self, pid: u32) -> Option<Figures> {
+        self.known.get_mut(&pid)?.figures(pid, self.looks)
+    }
+
+    /// Whether one process cannot be read now.
+    pub fn waits(&self, pid: u32) -> bool {
+        self.known.get(&pid).is_some_and(|known| known.reading.is_some())
     }
 
     /// The cgroup of one process.
@@ -183,6 +201,8 @@ impl Known {
         Known {
             started,
             source: None,
+            reading: None,
+            uses_tenure: false,
             looked: 0,
             is_refused: false,
             before: None,
@@ -191,37 +211,58 @@ impl Known {
     }
 
     fn figures(&mut self, pid: u32, look: u64) -> Option<Figures> {
-        if let Some(figures) = self.source.as_ref().and_then(|source| source.read().ok()) {
-            return Some(figures);
+        let (source, read) = self.read(pid, look)?;
+        self.source = source;
+        self.is_refused = read.as_ref().is_err_and(Missing::is_refusal);
+        self.uses_tenure = read.is_ok();
+        read.ok()
+    }
+
+    /// `None`: there is nothing to read now.
+    fn read(&mut self, pid: u32, look: u64) -> Option<Reading> {
+        if let Some(reading) = self.reading.take() {
+            match reading.try_recv() {
+                Ok(done) => return Some(done),
+                Err(TryRecvError::Empty) => {
+                    self.reading = Some(reading);
+                    return None;
+                }
+                Err(TryRecvError::Disconnected) => {}
+            }
         }
-        // It has become another program, or is not known to use tenure.
-        let was_known = self.source.take().is_some();
-        if !was_known && self.looked != 0 && look < self.looked + AGAIN {
+        if !self.uses_tenure && self.looked != 0 && look < self.looked + AGAIN {
             return None;
         }
         self.looked = look;
-        self.is_refused = false;
-        match Source::find(pid) {
-            Ok(source) => {
-                let figures = source.read().ok();
-                self.source = Some(source);
-                figures
+        let source = self.source.take();
+        let read = within(PATIENCE, move || {
+            // A source that cannot be read belongs to the program before an exec.
+            let known = source.and_then(|source| Some((source.read().ok()?, source)));
+            if let Some((figures, source)) = known {
+                return (Some(source), Ok(figures));
             }
-            Err(missing) => {
-                self.is_refused = missing.is_refusal();
-                None
+            match Source::find(pid) {
+                Ok(source) => {
+                    let read = source.read();
+                    (Some(source), read)
+                }
+                Err(missing) => (None, Err(missing)),
             }
-        }
+        });
+        read.map_err(|later| self.reading = Some(later)).ok()
     }
 
     fn row(&mut self, pid: u32, stat: Stat, figures: Option<&Figures>) -> Row {
         let stats = figures.map(Figures::stats);
         let total = stats.map(|stats| stats.total).unwrap_or_default();
-        let now = Rates {
+        let mut now = Rates {
             purges: total.purges,
             refills: total.refills,
             faults: stat.minor_faults + stat.major_faults,
         };
+        if let (Some((_, before)), true) = (&self.before, self.reading.is_some()) {
+            (now.purges, now.refills) = (before.purges, before.refills);
+        }
         let at = Instant::now();
         let before = self.before.replace((at, now.clone()));
         let rate = |value: fn(&Rates<u64>) -> u64| {
@@ -241,6 +282,7 @@ impl Known {
             name: stat.name,
             resident: stat.resident,
             stats,
+            waits: self.reading.is_some(),
             rates,
             purges: listed(&self.purges),
         }

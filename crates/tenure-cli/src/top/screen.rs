@@ -17,6 +17,8 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
@@ -58,20 +60,19 @@ impl Drop for Screen {
 
 /// Runs until a key, a signal or the last update ends it.
 pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
-    let interrupt = Interrupt::catch()?;
+    let interrupt = Interrupt::but_not_hangup()?;
     let mut top = Top::new(args, sampler)?;
     let mut screen = Screen::begin()?;
     loop {
         screen.0.draw(|frame| top.draw(frame))?;
         let due = top.looked + args.delay;
         while Instant::now() < due {
-            // Short, so that a signal is noticed soon.
-            let wait =
-                due.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
-            if !event::poll(wait)? {
-                if interrupt.is_set() {
-                    return Ok(());
-                }
+            if is_gone(due.saturating_duration_since(Instant::now()).min(SHORT))?
+                || interrupt.is_set()
+            {
+                return Ok(());
+            }
+            if !event::poll(Duration::ZERO)? {
                 continue;
             }
             let done = match event::read()? {
@@ -104,6 +105,22 @@ pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
             );
         }
         top.look()?;
+    }
+}
+
+/// Short, so that a signal or a new size is noticed soon.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// Waits for a key. `true`: the terminal is gone. crossterm (0.28) then reads it for ever.
+fn is_gone(most: Duration) -> io::Result<bool> {
+    let most = Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() };
+    let keys = rustix::stdio::stdin();
+    let mut keys = [PollFd::from_borrowed_fd(keys, PollFlags::IN)];
+    match poll(&mut keys, Some(&most)) {
+        Ok(_) => Ok(keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)),
+        // A signal, such as that of a new size.
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -149,6 +166,7 @@ struct Ranges {
     /// Distinguishes the process from a later one with its number.
     started: Option<u64>,
     has_ended: bool,
+    waits: bool,
     first: usize,
     list: Vec<(Range, u64)>,
     uses: BTreeMap<u64, u32>,
@@ -180,7 +198,7 @@ impl Top {
         self.looked = Instant::now();
         self.left = self.left.map(|left| left.saturating_sub(1));
         if let Some(ranges) = &mut self.ranges {
-            ranges.look(&self.sampler, since);
+            ranges.look(&mut self.sampler, since);
         }
         self.group = self.current().and_then(|pid| self.sampler.group(pid));
         Ok(())
@@ -225,7 +243,7 @@ impl Top {
             Action::Enter if self.ranges.is_none() => {
                 self.ranges = self.current().map(|pid| {
                     let mut ranges = Ranges::of(pid, self.sampler.started(pid));
-                    ranges.look(&self.sampler, 1.0);
+                    ranges.look(&mut self.sampler, 1.0);
                     ranges
                 });
             }
@@ -363,6 +381,7 @@ impl Ranges {
             pid,
             started,
             has_ended: false,
+            waits: false,
             first: 0,
             list: Vec::new(),
             uses: BTreeMap::new(),
@@ -384,9 +403,10 @@ impl Ranges {
     }
 
     /// Samples all ranges, and computes how often each was pinned in a second.
-    fn look(&mut self, sampler: &Sampler, seconds: f64) {
+    fn look(&mut self, sampler: &mut Sampler, seconds: f64) {
         self.has_ended |= sampler.started(self.pid).is_none_or(|at| self.started != Some(at));
         let figures = sampler.figures(self.pid).filter(|_| !self.has_ended);
+        self.waits = sampler.waits(self.pid);
         let ranges = figures.map_or_else(Vec::new, |figures| figures.ranges);
         let before = std::mem::take(&mut self.uses);
         self.list = ranges
@@ -416,6 +436,8 @@ impl Ranges {
         }
         if self.has_ended {
             lines.push(Line::from(format!(" process {} has ended; Esc goes back", self.pid)));
+        } else if self.waits {
+            lines.push(Line::from(" it changes its memory map; its ranges can be read afterwards"));
         } else if self.list.is_empty() {
             lines.push(Line::from(" it has no volatile ranges and no blocks of the pool now"));
         }
