@@ -63,7 +63,7 @@ enum Command {
     /// Print the completions of this command for a shell.
     Completions(completions::Args),
     /// Write the manual pages of this command into a directory, for a package.
-    #[command(name = man::NAME, hide = true)]
+    #[command(name = man::NAME)]
     ManPages(man::Args),
     /// The process that the doctor watches.
     #[command(name = doctor::trial::NAME, hide = true)]

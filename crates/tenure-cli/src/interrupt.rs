@@ -35,22 +35,13 @@ fn ignores_the_terminal() -> bool {
 impl Interrupt {
     /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
-        let hangup = (!ignores_the_terminal()).then_some(SIGHUP);
-        Interrupt::of(hangup)
+        Interrupt::installed().map_err(|error| failed("catching signals", error))
     }
 
-    /// Installs them, but the end of the terminal ends the program at once: where it only draws.
-    pub fn but_not_hangup() -> io::Result<Interrupt> {
-        Interrupt::of(None)
-    }
-
-    fn of(hangup: Option<i32>) -> io::Result<Interrupt> {
-        Interrupt::installed(hangup).map_err(|error| failed("catching signals", error))
-    }
-
-    fn installed(hangup: Option<i32>) -> io::Result<Interrupt> {
+    fn installed() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wakes, writes) = UnixStream::pair()?;
+        let hangup = (!ignores_the_terminal()).then_some(SIGHUP);
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;

@@ -1,6 +1,7 @@
 //! Plain tables for a terminal.
 
 use crate::wrap::words;
+use std::ops::Range;
 
 /// How a table is laid out.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,25 +18,48 @@ pub struct Layout {
 
 /// Aligns rows of cells: the first column left, numbers right. The first row is the heading.
 ///
-/// Where the table is too wide, cells are broken between words, as few as possible.
+/// Where the table is too wide, cells are broken between words, as few as possible. If that is not
+/// enough, the columns are in several tables below each other, each with the first column.
 pub fn render(rows: &[Vec<String>], layout: Layout) -> String {
-    let mut lines = lines(rows, layout);
-    if let (true, Some(first)) = (layout.rule, lines.first_mut()) {
-        let widths = widths(rows, layout);
-        let rule: usize = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
-        *first += &format!("{:indent$}{}\n", "", "-".repeat(rule), indent = layout.indent);
-    }
-    lines.concat()
+    let parts: Vec<String> = parts(rows, layout)
+        .into_iter()
+        .map(|columns| {
+            let is_last = columns.end == columns_of(rows);
+            let of_row = |row: &Vec<String>| {
+                let others = row.get(columns.clone()).or(row.get(columns.start..)).unwrap_or(&[]);
+                row.iter().take(1).chain(others).cloned().collect()
+            };
+            let rows: Vec<Vec<String>> = rows.iter().map(of_row).collect();
+            one(&rows, Layout { text_at_end: layout.text_at_end && is_last, ..layout })
+        })
+        .collect();
+    parts.join("\n")
 }
 
-/// The lines of each row, with their line breaks.
-pub fn lines(rows: &[Vec<String>], layout: Layout) -> Vec<String> {
+/// The columns of each table, without the first.
+fn parts(rows: &[Vec<String>], layout: Layout) -> Vec<Range<usize>> {
+    let columns = columns_of(rows);
+    let most = layout.width.unwrap_or(usize::MAX);
+    let least = least_widths(rows);
+    let (mut parts, mut start, mut needed) = (Vec::new(), 1, 0);
+    for (at, width) in least.iter().enumerate().skip(1) {
+        if at > start && layout.indent + least[0] + needed + GAP + width > most {
+            parts.push(start..at);
+            (start, needed) = (at, 0);
+        }
+        needed += GAP + width;
+    }
+    parts.push(start..columns.max(start));
+    parts
+}
+
+fn one(rows: &[Vec<String>], layout: Layout) -> String {
     let widths = widths(rows, layout);
-    let lines = |(number, row): (usize, &Vec<String>)| {
+    let mut text = String::new();
+    for (number, row) in rows.iter().enumerate() {
         let cells: Vec<Vec<String>> =
             row.iter().zip(&widths).map(|(cell, width)| pieces(cell, *width)).collect();
         let height = cells.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let mut text = String::new();
         for at in 0..height {
             let mut line = " ".repeat(layout.indent);
             for (column, pieces) in cells.iter().enumerate() {
@@ -52,9 +76,12 @@ pub fn lines(rows: &[Vec<String>], layout: Layout) -> Vec<String> {
             text += line.trim_end();
             text.push('\n');
         }
-        text
-    };
-    rows.iter().enumerate().map(lines).collect()
+        if layout.rule && number == 0 {
+            let rule: usize = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+            text += &format!("{:indent$}{}\n", "", "-".repeat(rule), indent = layout.indent);
+        }
+    }
+    text
 }
 
 /// The width of a whole table that is not broken.
@@ -66,16 +93,34 @@ pub fn natural_width(rows: &[Vec<String>], indent: usize) -> usize {
 /// Spaces between two columns.
 const GAP: usize = 2;
 
+fn columns_of(rows: &[Vec<String>]) -> usize {
+    rows.iter().map(Vec::len).max().unwrap_or(0)
+}
+
+/// The largest measure of the cells of each column.
+fn of_column(rows: &[Vec<String>], measure: fn(&str) -> usize) -> Vec<usize> {
+    let cells = |at: usize| rows.iter().filter_map(move |row| row.get(at).map(String::as_str));
+    (0..columns_of(rows)).map(|at| cells(at).map(measure).max().unwrap_or(0)).collect()
+}
+
+/// The least width of each column: its longest word. The first has more, for it is in each table.
+fn least_widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let mut least = of_column(rows, |cell| words(cell).map(width).max().unwrap_or(0));
+    if let (Some(first), Some(natural)) = (least.first_mut(), of_column(rows, width).first()) {
+        *first = (*natural).min(FIRST).max(*first);
+    }
+    least
+}
+
+/// The width up to which the first column is not broken.
+const FIRST: usize = 24;
+
 /// The width of each column.
 fn widths(rows: &[Vec<String>], layout: Layout) -> Vec<usize> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let of_column = |measure: fn(&str) -> usize| -> Vec<usize> {
-        let cells = |at: usize| rows.iter().filter_map(move |row| row.get(at).map(String::as_str));
-        (0..columns).map(|at| cells(at).map(measure).max().unwrap_or(0)).collect()
-    };
-    let mut widths = of_column(width);
+    let columns = columns_of(rows);
+    let mut widths = of_column(rows, width);
     let Some(most) = layout.width else { return widths };
-    let least = of_column(|cell| words(cell).map(width).max().unwrap_or(0));
+    let least = least_widths(rows);
     let around = layout.indent + GAP * columns.saturating_sub(1);
     while widths.iter().sum::<usize>() + around > most {
         let can_shrink = (0..columns).filter(|at| widths[*at] > least[*at]);
@@ -151,9 +196,10 @@ mod tests {
             render(&rows, narrow),
             "         LRU, best\n              hour       x\noutcome  KILLED at  20 MiB\n             4.2 s\n"
         );
-        // No column can be narrower than its longest word.
+        // No column can be narrower than its longest word, so each has a table of its own.
         let narrow = render(&rows, Layout { width: Some(1), ..Layout::default() });
-        assert!(narrow.lines().all(|line| width(line) <= 23), "{narrow}");
+        assert_eq!(narrow.matches("outcome").count(), 2, "{narrow}");
+        assert!(narrow.ends_with("\n              x\noutcome  20 MiB\n"), "{narrow}");
     }
 
     #[test]

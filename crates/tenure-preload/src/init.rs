@@ -105,6 +105,9 @@ pub fn constructor() {
     let large = why_not(large, counted.or(allocator.why_not()));
     let mmap = why_not(mmap, counted);
     serve(large.and_then(Result::ok), mmap.and_then(Result::ok));
+    if let Some(Err(why)) = large {
+        report::not_served(why);
+    }
     if let Some(bytes) = unmap {
         retire::configure(retire::settings().with_min_bytes(bytes));
         MAPPINGS.retire(bytes);
@@ -177,9 +180,9 @@ fn announce(
         Some(Lock::All) => part(&"memory locked"),
         None => {}
     }
-    if !text.is_empty() {
-        say(format_args!("{}", std::str::from_utf8(text.bytes()).unwrap_or_default()));
-    }
+    let active = std::str::from_utf8(text.bytes()).unwrap_or_default();
+    let active = if active.is_empty() { "nothing is active: all options are off" } else { active };
+    say(format_args!("{active}"));
 }
 
 fn lock_everything(lock: Lock, is_launched: bool) {

@@ -5,7 +5,7 @@
     reason = "reads the environment before the program runs, and asks about its descriptors"
 )]
 
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, WhyNot};
 use crate::counters::*;
 use crate::family::{self, TOTALS};
 use crate::keeper;
@@ -16,6 +16,7 @@ use std::ffi::CStr;
 use std::fmt::Write;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::OnceLock;
 use tenure::pool::{self, PoolStats};
 use tenure::retire;
 use tenure_launch as launch;
@@ -42,6 +43,8 @@ struct Report {
     /// Device and inode of standard error at the start: the program may close it, and open a file
     /// of its own under its number.
     errors: [AtomicU64; 2],
+    /// Why the pool serves no request of malloc, although it was to.
+    not_served: OnceLock<WhyNot>,
     /// No message is printed if the report cannot be written.
     silent: AtomicBool,
     /// The program's name at its start. Some programs write their state over it, at the place to
@@ -61,6 +64,7 @@ static REPORT: Report = Report {
     done: AtomicBool::new(false),
     launched: AtomicBool::new(false),
     errors: [const { AtomicU64::new(0) }; 2],
+    not_served: OnceLock::new(),
     silent: AtomicBool::new(false),
     name: [const { AtomicU64::new(0) }; NAME],
     before: [const { AtomicU64::new(0) }; TOTALS],
@@ -92,6 +96,11 @@ fn remember_name() {
         eight[..bytes.len()].copy_from_slice(bytes);
         word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
     }
+}
+
+/// Remembers why the pool does not serve malloc.
+pub fn not_served(why: WhyNot) {
+    let _ = REPORT.not_served.set(why);
 }
 
 /// Remembers the destination of the report. `true`: there is to be one, at the end or at a signal.
@@ -291,6 +300,9 @@ fn write(
         FREES_SERVED.get(),
         MUNMAPS_OF_POOL.get(),
     )?;
+    if let Some(why) = REPORT.not_served.get() {
+        writeln!(text, "  coverage: malloc not served ({why})")?;
+    }
     if served + pool.allocs > 0 {
         writeln!(
             text,

@@ -2,6 +2,7 @@
 
 use super::row::{Finding, Role, Row, Unit};
 use super::stats::Stats;
+use super::table::count;
 
 /// A goal for one of tenure's rows, judged on medians. Less is better in every unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,50 +55,66 @@ impl Goal {
         };
         let (what, measured, loses_by, behind_in) = match *self {
             Goal::AtMost(limit) => {
-                (format!("at most {}", unit.show(limit)), mine, mine / limit, None)
+                let (mine_is, most) = (unit.show(mine), unit.show(limit));
+                (format!("{mine_is} (goal: at most {most})"), mine, mine / limit, None)
             }
             Goal::TimesOf(name, limit) => {
                 let (row, theirs) = of(name)?;
-                let times = mine / theirs;
-                let what = format!("at most {limit}x {name}");
-                (what, times, times / limit, behind(ours, row, limit))
+                let ratio = mine / theirs;
+                let what = format!("{} {name} (goal: at most {limit}x)", times(ratio, limit));
+                (what, ratio, ratio / limit, behind(ours, row, limit))
             }
             Goal::FasterThan(name, limit) => {
                 let (row, theirs) = of(name)?;
                 let faster = theirs / mine;
-                let what = format!("at least {limit}x faster than {name}");
+                let what = format!("{} the speed of {name} (goal: {limit}x)", times(faster, limit));
                 (what, faster, limit / faster, behind(ours, row, 1.0 / limit))
             }
             Goal::SpeedOfBestPeer(limit) => {
                 let (row, theirs) = best_peer(rows)?;
                 let speed = theirs / mine;
-                let what = format!("at least {limit}x the best peer's speed");
+                let what = format!(
+                    "{} the speed of {} (goal: at least {limit}x)",
+                    times(speed, limit),
+                    row.name
+                );
                 (what, speed, limit / speed, behind(ours, row, 1.0 / limit))
             }
             Goal::TimesOfBestPeer(limit) => {
                 let (row, theirs) = best_peer(rows)?;
-                let times = mine / theirs;
-                let what = format!("at most {limit}x the best peer");
-                (what, times, times / limit, behind(ours, row, limit))
+                let ratio = mine / theirs;
+                let what = format!("{} {} (goal: at most {limit}x)", times(ratio, limit), row.name);
+                (what, ratio, ratio / limit, behind(ours, row, limit))
             }
             Goal::MoreThanBestPeer(limit) => {
-                let (_, theirs) = best_peer(rows)?;
-                let what = format!("at most {} more than the best peer", unit.show(limit));
+                let (row, theirs) = best_peer(rows)?;
+                let (more, most) = (unit.show(mine - theirs), unit.show(limit));
+                let what = format!("{more} more than {} (goal: at most {most})", row.name);
                 (what, mine - theirs, mine / (theirs + limit), None)
             }
             Goal::BesideAtMost(name, limit) => {
                 let beside = Stats::of(column_of(ours, name)?)?.median;
-                (format!("{name} at most {limit}"), beside, beside / limit, None)
+                let what = format!("{name} {} (goal: at most {limit})", count(beside));
+                (what, beside, beside / limit, None)
             }
             Goal::BesideTimesOf(column, name, limit) => {
                 let theirs = column_of(rows.iter().find(|row| row.name == name)?, column)?;
                 let mine = column_of(ours, column)?;
-                let times = Stats::of(mine)?.median / Stats::of(theirs)?.median;
-                let what = format!("{column} at most {limit}x {name}");
-                (what, times, times / limit, share_behind(mine, theirs, limit))
+                let ratio = Stats::of(mine)?.median / Stats::of(theirs)?.median;
+                let what =
+                    format!("{column} {} {name} (goal: at most {limit}x)", times(ratio, limit));
+                (what, ratio, ratio / limit, share_behind(mine, theirs, limit))
             }
         };
         Some(Finding { what, measured, loses_by, behind_in })
+    }
+}
+
+/// A ratio, with enough places that a narrow loss does not look like a tie.
+fn times(ratio: f64, limit: f64) -> String {
+    match (ratio - limit).abs() < 0.005 {
+        true => format!("{ratio:.4}x"),
+        false => format!("{ratio:.2}x"),
     }
 }
 
@@ -119,11 +136,11 @@ pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> 
     }
     if let (Some((peer, best)), Some(stats)) = (best_peer(rows), ours.stats) {
         if stats.median > best {
-            let times = stats.median / best;
+            let ratio = stats.median / best;
             found.push(Finding {
-                what: format!("to {}", peer.name),
-                measured: times,
-                loses_by: times,
+                what: format!("{} {}", times(ratio, 1.0), peer.name),
+                measured: ratio,
+                loses_by: ratio,
                 behind_in: behind(ours, peer, 1.0),
             });
         }
@@ -204,7 +221,7 @@ mod tests {
         let found = findings(&rows[0], &[Goal::SpeedOfBestPeer(0.8)], &rows, Unit::Nanoseconds);
         assert_eq!(found.len(), 2);
         assert!(!found[0].loses());
-        assert!(found[1].loses() && found[1].what == "to fast peer");
+        assert!(found[1].loses() && found[1].what == "1.20x fast peer");
         assert!((found[1].loses_by - 1.2).abs() < 1e-9);
     }
 
@@ -232,6 +249,14 @@ mod tests {
         // One sample against many allows no conclusion about rounds.
         rows[2].samples.truncate(1);
         assert!(!findings(&rows[0], &[], &rows, Unit::Nanoseconds)[0].in_the_noise());
+    }
+
+    #[test]
+    fn a_narrow_loss_does_not_look_like_a_tie() {
+        assert_eq!([times(1.0012, 1.0), times(1.14, 1.0)], ["1.0012x", "1.14x"]);
+        assert_eq!(judge(Goal::AtMost(10.0)).what, "12.0 ns (goal: at most 10.0 ns)");
+        let what = judge(Goal::SpeedOfBestPeer(1.0)).what;
+        assert_eq!(what, "0.83x the speed of fast peer (goal: at least 1x)");
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn boundless<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 /// A goal or a peer, and the position of tenure's row against it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The goal in words, or the peer that is ahead.
+    /// The position in words, with the goal.
     pub what: String,
     /// The measured value, in the goal's own terms.
     #[serde(deserialize_with = "boundless")]

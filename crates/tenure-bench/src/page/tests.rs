@@ -65,7 +65,7 @@ fn losing_rows_are_marked_and_others_are_not() {
     assert_eq!(rows.len(), 6);
     let losing: Vec<_> = rows.iter().filter(|row| row.1.contains("loses")).collect();
     assert_eq!(losing.len(), 1);
-    assert!(losing[0].2.contains("LOSES 2.3"), "{}", losing[0].2);
+    assert!(losing[0].2.contains("LOSES: 2.3"), "{}", losing[0].2);
     assert!(
         losing[0].2.contains("min\u{a0}114\u{a0}ns")
             || losing[0].2.contains("min\u{a0}115\u{a0}ns")

@@ -88,7 +88,7 @@ pub fn remarks(outcomes: &[Outcome]) -> Vec<String> {
         if !outcome.way.is_safe && outcome.death.is_none() {
             remarks.push(format!(
                 "{name}: it survived, although this size leaves too little for the neighbour's \
-                 worst hour: it held {} of its {} then. Give the caches time to fill: --seconds.",
+                 worst hour: it held at most {} of its {}. Give the caches time to fill: --seconds.",
                 size::mib(outcome.peak_worker()),
                 outcome.way.store.bytes().map_or("none".into(), size::mib)
             ));
@@ -178,7 +178,7 @@ mod tests {
         outcomes[1].counts.hits *= 2;
         let remarks = remarks(&outcomes).join("\n");
         assert!(remarks.contains("safe size: hit rate +0.0 points"), "{remarks}");
-        assert!(remarks.contains("it held 69 MiB of its 200 MiB then"), "{remarks}");
+        assert!(remarks.contains("it held at most 69 MiB of its 200 MiB"), "{remarks}");
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 sort(&mut process.entries, args.sort);
                 all_read &= process.notes.is_empty();
                 if args.json {
-                    show::json(&process, args.tree, &mut out)?;
+                    show::json(&process, args, &mut out)?;
                 } else {
                     if number > 0 {
                         writeln!(out)?;

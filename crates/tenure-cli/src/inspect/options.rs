@@ -36,16 +36,16 @@ pub struct Args {
     #[arg(long = "self", id = "own")]
     pub own: bool,
     /// Draw the pages of each listed mapping.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub map: bool,
-    /// Print one JSON object for each process.
+    /// Print one JSON object for each process, with all mappings unless --top says otherwise.
     #[arg(long)]
     pub json: bool,
     /// Print the processes and their descendants as one sum.
     #[arg(long, conflicts_with = "map")]
     pub tree: bool,
     /// List the first N mappings only; 0 lists all.
-    #[arg(long, short = 'n', value_name = "N",
+    #[arg(long, short = 'n', value_name = "N", conflicts_with = "tree",
           value_parser = within("a number of mappings", 0usize.., "5"))]
     pub top: Option<usize>,
     /// The order of the list.

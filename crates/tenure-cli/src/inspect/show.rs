@@ -215,8 +215,8 @@ fn listing(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<(
             let cell = if bytes == 0 { "-".to_owned() } else { show(bytes) };
             line += &format!(" {cell:>9}");
         }
-        let is_pool = entry.mapping.name.is_empty() && map::has_pool(&entry.mapping, ranges);
-        let title = if is_pool { "(pool of tenure)" } else { entry.mapping.title() };
+        let title =
+            if is_pool(process, entry) { "(pool of tenure)" } else { entry.mapping.title() };
         line = format!("{line}  {}", shortened(title, &line, width));
         writeln!(out, "{}", cut(line, width))?;
         if let Some(Ok(pages)) = &mut pages {
@@ -226,9 +226,18 @@ fn listing(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<(
     }
     let left = entries.len() - listed.len();
     if left > 0 {
-        writeln!(out, "... and {} more (--top 0 lists all)", count(left as u64))?;
+        writeln!(out, "... and {} more (--top 0 lists them)", count(left as u64))?;
+    }
+    let empty = process.mappings.saturating_sub(entries.len());
+    if empty > 0 {
+        writeln!(out, "... and {} with nothing in memory (--all lists them)", count(empty as u64))?;
     }
     Ok(())
+}
+
+fn is_pool(process: &Process, entry: &Entry) -> bool {
+    let ranges = process.figures.as_ref().map_or(&[][..], |figures| &figures.ranges);
+    entry.mapping.name.is_empty() && map::has_pool(&entry.mapping, ranges)
 }
 
 /// A path's end is more useful than its beginning.
@@ -268,6 +277,8 @@ struct Row<'a> {
     end: u64,
     permissions: Cow<'a, str>,
     name: &'a str,
+    /// tenure's pool has blocks in it.
+    is_pool: bool,
     lock: Option<Lock>,
     #[serde(flatten)]
     amounts: Amounts,
@@ -281,6 +292,7 @@ impl Row<'_> {
             end: mapping.end,
             permissions: String::from_utf8_lossy(&mapping.permissions),
             name: &mapping.name,
+            is_pool: false,
             lock: entry.lock,
             amounts: entry.amounts,
         }
@@ -288,7 +300,9 @@ impl Row<'_> {
 }
 
 /// Prints a process for programs.
-pub fn json(process: &Process, is_tree: bool, out: &mut impl Write) -> io::Result<()> {
+pub fn json(process: &Process, args: &Args, out: &mut impl Write) -> io::Result<()> {
+    let most = args.top.filter(|most| *most > 0).unwrap_or(usize::MAX);
+    let row = |entry| Row { is_pool: is_pool(process, entry), ..Row::new(entry) };
     let object = Object {
         pids: &process.pids,
         name: &process.name,
@@ -296,7 +310,7 @@ pub fn json(process: &Process, is_tree: bool, out: &mut impl Write) -> io::Resul
         sum: process.sum,
         tenure: process.figures.as_ref().ok().map(|figures| of_stats(&figures.stats(), figures)),
         notes: process.notes.iter().chain(&process.advice).collect(),
-        mappings: (!is_tree).then(|| process.entries.iter().map(Row::new).collect()),
+        mappings: (!args.tree).then(|| process.entries.iter().take(most).map(row).collect()),
     };
     serde_json::to_writer(&mut *out, &object)?;
     writeln!(out)

@@ -57,18 +57,25 @@ pub fn text(summary: &Summary) -> String {
         holes => format!("{} of holes left as they are", size::show(holes)),
     };
     line("data", size::show(summary.bytes), holes);
-    let share = |part| format!("{} resident", percent(part, known));
-    let before = if known == 0 { String::new() } else { share(summary.resident_before) };
-    line("before", size::show(summary.resident_before), before);
+    // Of files whose resident part the kernel does not show, nothing is said.
+    let resident = |bytes| match known {
+        0 if summary.unknown_bytes > 0 => ("unknown".into(), String::new()),
+        0 => (size::show(bytes), String::new()),
+        _ => (size::show(bytes), format!("{} resident", percent(bytes, known))),
+    };
+    let (before, share) = resident(summary.resident_before);
+    line("before", before, share);
     if !summary.dry_run() {
         let rate = summary.read as f64 / summary.seconds.max(1e-9);
         let speed = format!("in {:.1} s, {}/s", summary.seconds, size::show(rate as u64));
         line("read", size::show(summary.read), if summary.read > 0 { speed } else { "".into() });
-        let after = if known == 0 { String::new() } else { share(summary.resident_after) };
-        line("after", size::show(summary.resident_after), after);
+        let (after, share) = resident(summary.resident_after);
+        line("after", after, share);
     }
-    if summary.missing > 0 {
-        line("missing", size::show(summary.missing), why_missing(summary).into());
+    // Before a populate that may or may not find them.
+    let unknown = if summary.dry_run() { summary.unknown_bytes } else { 0 };
+    if summary.missing > unknown {
+        line("missing", size::show(summary.missing - unknown), why_missing(summary).into());
     }
     if summary.unknown_files > 0 {
         let whose = "in files of another user: the kernel does not show the resident part";

@@ -64,7 +64,7 @@ pub fn find() -> Result<PathBuf, String> {
     let Some(found) = places.iter().find(|path| path.is_file()) else {
         return Err(format!(
             "there is no {LIBRARY_OF_CARGO} beside {}, and no {LIBRARY} beside it, in deps beside it, in ../lib or \
-             in ../lib/tenure; install both (cargo install tenure-cli, or a package), build both (cargo \
+             in ../lib/tenure; install both (cargo install --path crates/tenure-cli, or a package), build both (cargo \
              build --release), or name the library in {VARIABLE}",
             own.display()
         ));

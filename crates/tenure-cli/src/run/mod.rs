@@ -18,7 +18,8 @@ use tenure_launch::{self as launch, variable};
 pub use library::find as find_library;
 
 const HELP: &str = "\
-Without an option the command sets --large and --unmap. Each option has an environment variable \
+Without --large, --mmap, --unmap, --populate and --lock the command sets --large and --unmap; with \
+one of them it sets only those that you name. Each option has an environment variable \
 with the same effect, for programs that have the library in LD_PRELOAD; `off` switches an option \
 off. TENURE_DISABLE=1 switches everything off. Sizes are bytes, or K, M, G, T (powers of 1024), or \
 KB, MB, GB, TB (powers of 1000).
@@ -94,7 +95,7 @@ pub struct Args {
     /// Print a report at exit, on standard error or in FILE. The command first empties FILE (but not if
     /// TENURE_REPORT names it, as in a run within a run). The report comes at return from main, exit, _exit and
     /// quick_exit, not after exec or a signal. It includes the forked children that ended before the program.
-    /// Children that end later, and other programs, print their own report.
+    /// Children that end later, and other programs, print their own report if tenure has served them.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     report: Option<OsString>,
     /// Print a report at each signal, to the place of --report, and at exit only with --report. A handler of the
@@ -110,7 +111,8 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// The program and its arguments.
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true,
+          value_hint = clap::ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
 }
 

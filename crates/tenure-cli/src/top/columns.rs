@@ -66,7 +66,7 @@ impl Column {
             Retiring => ("RETIRE", 6),
             Purged => ("PURGED", 6),
             Avoided => ("AVOIDED", 8),
-            History => ("PURGES", 40),
+            History => ("HISTORY", 40),
         }
     }
 

@@ -51,6 +51,11 @@ fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
         let snapshot = sampler.look()?;
         let mut out = io::BufWriter::new(io::stdout().lock());
         print(&snapshot, args.sort, width, &mut out)?;
+        if sampler.has_chosen() && snapshot.rows.is_empty() {
+            writeln!(out, "the chosen processes have ended")?;
+            out.flush()?;
+            break;
+        }
         left = left.map(|left| left - 1);
         if left != Some(0) {
             writeln!(out)?;
@@ -66,7 +71,9 @@ fn print(snapshot: &Snapshot, sort: Column, width: usize, out: &mut impl Write) 
     }
     let mut rows: Vec<_> = snapshot.rows.iter().collect();
     columns::sort(&mut rows, sort, false);
-    let columns = columns::that_fit(width, sort);
+    let mut columns = columns::that_fit(width, sort);
+    // A line of text a second has its history above it.
+    columns.retain(|column| *column != Column::History);
     writeln!(out, "{}", columns::heading(&columns, sort))?;
     for row in rows {
         writeln!(out, "{}", columns::cut(&columns::line(row, &columns), width))?;

@@ -21,6 +21,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const KEYS: &str = " \
@@ -40,7 +41,10 @@ const KEYS: &str = " \
  OFFER   the kernel may take or has taken them
  POOL    addresses that the program has from the pool
  WARM    free blocks of the pool that are in memory
- AVOIDED page faults that the pool has avoided";
+ RETIRE  unmapped by the program, and not freed yet
+ PURGED  bytes that the kernel has taken so far
+ AVOIDED page faults that the pool has avoided
+ HISTORY purges a second at the last updates";
 
 /// Ends the drawing and restores the terminal when it is dropped.
 struct Screen(DefaultTerminal);
@@ -60,7 +64,8 @@ impl Drop for Screen {
 
 /// Runs until a key, a signal or the last update ends it.
 pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
-    let interrupt = Interrupt::but_not_hangup()?;
+    let interrupt = Arc::new(Interrupt::catch()?);
+    end_at_last(&interrupt);
     let mut top = Top::new(args, sampler)?;
     let mut screen = Screen::begin()?;
     loop {
@@ -122,6 +127,21 @@ fn is_gone(most: Duration) -> io::Result<bool> {
         Err(Errno::INTR) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Ends the process some seconds after a signal, if this program does not do it: where the terminal
+/// goes while crossterm reads it.
+fn end_at_last(interrupt: &Arc<Interrupt>) {
+    let interrupt = Arc::clone(interrupt);
+    std::thread::spawn(move || {
+        while !interrupt.is_set() {
+            if interrupt.sleep(None, None).is_err() {
+                return;
+            }
+        }
+        std::thread::sleep(Duration::from_secs(5));
+        std::process::exit(1);
+    });
 }
 
 struct Top {
@@ -430,8 +450,7 @@ impl Ranges {
                 true => "pinned for long",
                 false => range.state.shown().0,
             };
-            let line =
-                format!("{:<16x} {:>9} {state:<15} {uses:>10}", range.start, show(range.len));
+            let line = format!("{:<14x} {:>9} {state:<15} {uses:>7}", range.start, show(range.len));
             lines.push(Line::from(line));
         }
         if self.has_ended {
@@ -453,7 +472,7 @@ fn heading(sorted: Order, ranges: usize, pid: u32) -> String {
         false => name.to_owned(),
     };
     format!(
-        "{:<16} {:>9} {:<15} {:>10}   {ranges} ranges of {pid}",
+        "{:<14} {:>9} {:<15} {:>7}  process {pid}: {ranges} ranges",
         title(Order::Address, "ADDRESS"),
         title(Order::Size, "SIZE"),
         title(Order::State, "STATE"),
@@ -470,7 +489,7 @@ mod tests {
     #[test]
     fn eighty_columns_have_the_number_of_the_process_in_whole() {
         let widest = heading(Order::State, 100_000, 4_194_304);
-        assert!(widest.ends_with("100000 ranges of 4194304"), "{widest}");
+        assert!(widest.ends_with("process 4194304: 100000 ranges"), "{widest}");
         assert!(widest.chars().count() <= 80, "{widest}");
     }
 

@@ -270,7 +270,7 @@ fn completions_and_manual_pages_come_from_the_flags() {
         let done = output(&["completions", shell]);
         assert_eq!(done.status.code(), Some(0), "{shell}");
         assert!(text(&done.stdout).contains(word), "{shell}");
-        for hidden in ["demo-worker", "demo-neighbour", "doctor-trial", "man-pages"] {
+        for hidden in ["demo-worker", "demo-neighbour", "doctor-trial"] {
             assert!(!text(&done.stdout).contains(hidden), "{shell} completes {hidden}");
         }
     }

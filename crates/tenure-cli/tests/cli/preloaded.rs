@@ -70,7 +70,7 @@ fn a_package_s_library_comes_first_then_the_one_that_cargo_installed() {
     let installed = Installed::new();
     let (code, _, errors) = parts(&installed.run());
     assert_eq!(code, Some(125));
-    assert!(errors.contains("cargo install tenure-cli"), "{errors}");
+    assert!(errors.contains("cargo install --path crates/tenure-cli"), "{errors}");
     for place in ["bin/tenure-preload", "lib/tenure/libtenure_preload.so"] {
         let expected = installed.add(LIBRARY, place).canonicalize().expect("it is there");
         let done = installed.run();

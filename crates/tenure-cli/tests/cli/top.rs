@@ -132,6 +132,32 @@ fn on_a_terminal(end: impl FnOnce(&mut dyn Write, u32)) -> Option<(String, Optio
     Some((text(&seen), child.wait().unwrap().code()))
 }
 
+/// Returns whether the process runs; a zombie does not.
+fn runs(number: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[test]
+fn it_ends_with_its_terminal() {
+    // At several moments between two updates.
+    for wait in (0..10).map(|n| Duration::from_millis(13 * n)) {
+        let mut number = 0;
+        let ended = on_a_terminal(|_, own| {
+            number = own;
+            std::thread::sleep(wait);
+            let stat = std::fs::read_to_string(format!("/proc/{own}/stat")).unwrap();
+            let parent = stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse();
+            // script has the other end of the terminal.
+            kit::signal(parent.unwrap(), rustix::process::Signal::KILL);
+        });
+        if ended.is_none() {
+            skip!("there is no script(1)");
+        }
+        kit::until("it ends", || !runs(number));
+    }
+}
+
 #[test]
 fn a_key_or_a_signal_ends_it_and_the_terminal_is_as_it_was() {
     let key = |key: &'static [u8]| {
