@@ -11,7 +11,7 @@
 use crate::errno::Errno;
 use crate::heap::Blocked;
 use crate::serving::ALLOCATIONS;
-use crate::{symbol, tls};
+use crate::{symbol, thread_end, tls};
 use std::ffi::c_void;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU8, AtomicUsize, Ordering,
@@ -123,6 +123,7 @@ pub fn start() {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
+    thread_end::watch_this_thread();
     // SAFETY: the body uses no argument, and `starting` lets one thread in.
     if unsafe { START.starter_stack.start(starter, std::ptr::null_mut()) }.is_err() {
         START.failed.fetch_add(1, Ordering::Relaxed);

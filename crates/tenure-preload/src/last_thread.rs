@@ -2,77 +2,56 @@
 //! cancellation).
 //!
 //! The C library then ends the process with its last thread. Tenure's threads take themselves out
-//! of its count. A thread of tenure's is in the count while it starts. So the main thread waits for
-//! the start, or else the program's handlers would run on that thread. Before glibc 2.34 the
-//! threads cannot leave the count: then a thread of this library waits for the last thread of the
-//! program. The destructor of a thread-specific value tells that the main thread ends: the C
-//! library calls it for every way in which a thread ends, but not at `exit`.
+//! of its count. A thread of tenure's is in the count while it starts. So the main thread, and a
+//! thread that has started one, wait for the start when they end, or else the program's handlers
+//! would run on tenure's thread, which has its own descriptors. Before glibc 2.34 the threads cannot
+//! leave the count: then a thread of this library waits for the last thread of the program.
 
-#![allow(unsafe_code, reason = "registers a destructor with the C library, and starts a thread")]
+#![allow(unsafe_code, reason = "starts a thread")]
 
 use crate::errno::Errno;
 use crate::heap::Blocked;
-use crate::keeper;
+use crate::{keeper, thread_end};
 use std::ffi::{c_void, CStr};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tenure::launcher::Stack;
 
-const NO_KEY: u32 = u32::MAX;
-
 /// The state of the main thread, and of the thread that waits for the last one.
 struct LastThread {
-    /// The key whose destructor tells that the main thread ends.
-    key: AtomicU32,
     looked_for: AtomicBool,
     /// The stack of the thread that waits.
     stack: Stack,
 }
 
 /// For the whole process: the destructor gets no useful argument.
-static LAST: LastThread = LastThread {
-    key: AtomicU32::new(NO_KEY),
-    looked_for: AtomicBool::new(false),
-    stack: Stack::new(),
-};
+static LAST: LastThread = LastThread { looked_for: AtomicBool::new(false), stack: Stack::new() };
 
 /// Called by the main thread before the program runs.
 pub fn watch_main_thread() {
-    let mut key = 0;
-    // SAFETY: the destructor lives forever and does not unwind, and the key is written before it is
-    // used.
-    let made = unsafe { libc::pthread_key_create(&mut key, Some(main_thread_ends)) };
-    if made == 0 {
-        LAST.key.store(key, Ordering::Relaxed);
-        watch_this_thread();
-    }
-}
-
-fn watch_this_thread() {
-    let key = LAST.key.load(Ordering::Relaxed);
-    if key != NO_KEY {
-        // SAFETY: a key that was made, and the value is an address that no code reads.
-        unsafe { libc::pthread_setspecific(key, (&raw const LAST.key).cast()) };
-    }
+    thread_end::prepare(thread_ends);
+    thread_end::watch_this_thread();
 }
 
 /// Called in a child: the thread that forked is its main thread.
 pub fn restart_in_child() {
     LAST.looked_for.store(false, Ordering::Relaxed);
-    watch_this_thread();
+    thread_end::watch_this_thread();
 }
 
-unsafe extern "C" fn main_thread_ends(_: *mut c_void) {
+unsafe extern "C" fn thread_ends(_: *mut c_void) {
+    if !keeper::is_own_process() {
+        return;
+    }
+    let _errno = Errno::keep();
+    let _signals = Blocked::all();
+    keeper::wait_until_uncounted();
+    // In a child, the thread that forked is the main one.
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
-    // Another thread has the value if it forked the parent of this process. That thread does not
-    // exist here.
-    if is_main && keeper::is_own_process() && !LAST.looked_for.swap(true, Ordering::Relaxed) {
-        let _errno = Errno::keep();
-        let _signals = Blocked::all();
-        keeper::wait_until_uncounted();
-        if tenure::ends_with_the_last_thread() {
-            return;
-        }
+    if is_main
+        && !tenure::ends_with_the_last_thread()
+        && !LAST.looked_for.swap(true, Ordering::Relaxed)
+    {
         // SAFETY: the body uses no argument, and `looked_for` lets one thread in.
         let _ = unsafe { LAST.stack.start(end_after_the_last, std::ptr::null_mut()) };
     }

@@ -38,6 +38,7 @@ mod report;
 mod serving;
 mod symbol;
 mod text;
+mod thread_end;
 mod tls;
 
 /// The loader calls it after the constructors of the libraries that this one needs.

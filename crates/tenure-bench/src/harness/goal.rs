@@ -1,8 +1,7 @@
 //! Goals of tenure's rows, and how far a row is from them.
 
-use super::row::{Finding, Role, Row, Unit};
+use super::row::{count, Finding, Role, Row, Unit};
 use super::stats::Stats;
-use super::table::count;
 
 /// A goal for one of tenure's rows, judged on medians. Less is better in every unit.
 #[derive(Clone, Debug, PartialEq)]

@@ -45,6 +45,15 @@ impl Unit {
     }
 }
 
+/// A number in a column of its own.
+pub(crate) fn count(value: f64) -> String {
+    if value.fract() == 0.0 || value.abs() >= 1000.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
 /// The role of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {

@@ -1,7 +1,7 @@
 //! A comparison as text.
 
 use super::compare::Outcome;
-use super::row::{Role, Row};
+use super::row::{count, Role, Row};
 use super::stats::Stats;
 use tenure_command::table::{self, Layout};
 use tenure_command::wrap::wrap;
@@ -105,14 +105,6 @@ pub(crate) fn verdict(row: &Row) -> String {
         parts.push(format!("ok: {}", finding.what));
     }
     parts.join("; ")
-}
-
-pub(crate) fn count(value: f64) -> String {
-    if value.fract() == 0.0 || value.abs() >= 1000.0 {
-        format!("{value:.0}")
-    } else {
-        format!("{value:.2}")
-    }
 }
 
 fn extra_names(outcome: &Outcome) -> Vec<&str> {
