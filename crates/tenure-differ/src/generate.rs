@@ -425,7 +425,12 @@ impl Generator {
             _ => (pages + self.rng.below(64)) * PAGE,
         };
         let (from, old) = if self.rng.once_in(3) { (0, pages * PAGE) } else { (from, old) };
-        let flags = self.rng.pick(&[0, 0, 1, 1, 1, 1, 3, 3, 5, 7, 4, 2, 8, 9, 1 << 20]);
+        let mut flags = self.rng.pick(&[0, 0, 1, 1, 1, 1, 3, 3, 5, 7, 4, 2, 8, 9, 1 << 20]);
+        if self.locked_all {
+            // MREMAP_DONTUNMAP unlocks the kernel's whole mapping (6.18), which may be several of the
+            // program's that lie side by side. Which ones do differs between the runs.
+            flags &= !(libc::MREMAP_DONTUNMAP as u64);
+        }
         let mut goal = (self.free_slot_quietly(), 0);
         if flags & 2 != 0 {
             if let Some((target, most)) = self.a_map() {
