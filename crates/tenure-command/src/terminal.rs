@@ -12,7 +12,7 @@ const LEAST: usize = 40;
 const MOST: usize = 120;
 
 /// The columns that the user has set in `COLUMNS`. 0 counts as unset, as terminals have it.
-pub fn columns() -> Option<usize> {
+fn columns() -> Option<usize> {
     std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
 }
 

@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn batch(args: &Args, mut sampler: Sampler) -> anyhow::Result<()> {
     let interrupt = Interrupt::catch()?;
-    let width = terminal::columns().unwrap_or(usize::MAX);
+    let width = terminal::width().unwrap_or(usize::MAX);
     let mut left = args.iterations;
     // Rates need two looks.
     sampler.look()?;

@@ -49,8 +49,21 @@ struct Known {
     looked: u64,
     /// This user may not read it.
     is_refused: bool,
-    before: Option<(Instant, Rates<u64>)>,
+    counted: Rates<Count>,
     purges: VecDeque<u64>,
+}
+
+/// A count that grows, as it was last seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count(Option<(Instant, u64)>);
+
+impl Count {
+    /// How much it has grown in a second, since it was last seen. An exec resets it.
+    fn rate(&mut self, at: Instant, now: u64) -> u64 {
+        let Some((then, before)) = self.0.replace((at, now)) else { return 0 };
+        let seconds = (at - then).as_secs_f64().max(0.001);
+        (now.saturating_sub(before) as f64 / seconds).round() as u64
+    }
 }
 
 /// A read of a process: where its figures are, and what they were.
@@ -205,7 +218,7 @@ impl Known {
             uses_tenure: false,
             looked: 0,
             is_refused: false,
-            before: None,
+            counted: Rates::default(),
             purges: VecDeque::new(),
         }
     }
@@ -254,27 +267,12 @@ impl Known {
 
     fn row(&mut self, pid: u32, stat: Stat, figures: Option<&Figures>) -> Row {
         let stats = figures.map(Figures::stats);
-        let total = stats.map(|stats| stats.total).unwrap_or_default();
-        let mut now = Rates {
-            purges: total.purges,
-            refills: total.refills,
-            faults: stat.minor_faults + stat.major_faults,
-        };
-        if let (Some((_, before)), true) = (&self.before, self.reading.is_some()) {
-            (now.purges, now.refills) = (before.purges, before.refills);
-        }
         let at = Instant::now();
-        let before = self.before.replace((at, now.clone()));
-        let rate = |value: fn(&Rates<u64>) -> u64| {
-            let Some((then, before)) = &before else { return 0 };
-            let seconds = (at - *then).as_secs_f64().max(0.001);
-            // An exec resets the counts.
-            (value(&now).saturating_sub(value(before)) as f64 / seconds).round() as u64
-        };
+        let counted = &mut self.counted;
         let rates = Rates {
-            purges: rate(|rates| rates.purges),
-            refills: rate(|rates| rates.refills),
-            faults: rate(|rates| rates.faults),
+            purges: stats.map_or(0, |stats| counted.purges.rate(at, stats.total.purges)),
+            refills: stats.map_or(0, |stats| counted.refills.rate(at, stats.total.refills)),
+            faults: counted.faults.rate(at, stat.minor_faults + stat.major_faults),
         };
         remember(&mut self.purges, rates.purges);
         Row {
