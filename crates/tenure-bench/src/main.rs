@@ -122,8 +122,8 @@ fn within(args: &Run) -> Option<Duration> {
     match args.within {
         Some(Limit::None) => None,
         Some(Limit::Within(time)) => Some(time),
-        None if !args.names.is_empty() => None,
         None if args.quick => Some(Duration::from_secs(60)),
+        None if !args.names.is_empty() => None,
         None => Some(Duration::from_secs(15 * 60)),
     }
 }

@@ -62,11 +62,12 @@ pub enum Command {
 pub struct Run {
     /// The benchmarks to run [default: all].
     pub names: Vec<String>,
-    /// Run everything at small sizes and with few rounds, in a minute in all.
+    /// Run at small sizes and with few rounds, in a minute in all.
     #[arg(long)]
     pub quick: bool,
     /// End within this time (90s, 15m, 1h): smaller sizes, and as many rounds as fit. `none`: every
-    /// round at full size [default: 15m for all benchmarks, 1m with --quick; none for named ones].
+    /// round at full size [default: 1m with --quick, otherwise 15m for all benchmarks, none for named
+    /// ones].
     #[arg(long, value_name = "TIME", value_parser = limit)]
     pub within: Option<Limit>,
     /// Also write a page with all tables and charts. It needs no network and has no scripts.

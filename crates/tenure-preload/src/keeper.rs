@@ -222,9 +222,9 @@ pub fn end(threads: Threads) {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    wait_for_the_start();
+    wait_for_the_start(PATIENCE);
     tenure::end_background_threads();
-    wait_for_the_starter();
+    wait_for_the_starter(PATIENCE);
     // No thread would offer or return the free memory later.
     tenure::pool::trim();
 }
@@ -233,13 +233,9 @@ pub fn end(threads: Threads) {
 /// now on callers do the work. `false`: there is none.
 #[cold]
 pub fn make_room() -> bool {
-    // A starter that was counted when the kernel refused may have ended since, and have found no room itself.
-    let may_be_counted = || {
-        pool::keeper_runs()
-            || START.starting.load(Ordering::Relaxed)
-            || START.starter_number.load(Ordering::Relaxed) != 0
-    };
-    if !is_own_process() || !may_be_counted() {
+    // The starter itself may find no room. It would wait for its own end.
+    let is_one = || pool::keeper_runs() || may_be_counted();
+    if is_starting_here() || !is_own_process() || !is_one() {
         return false;
     }
     START.failed.store(ATTEMPTS, Ordering::Relaxed);
@@ -247,29 +243,39 @@ pub fn make_room() -> bool {
     true
 }
 
+/// Returns whether the C library may count the starter. Makes no system call: the caller may be a
+/// thread that has confined itself, after [`end`].
+pub fn may_be_counted() -> bool {
+    START.starting.load(Ordering::Relaxed) || START.starter_number.load(Ordering::Relaxed) != 0
+}
+
+/// A thread that ends waits no longer: another thread of the program may have the starter's number
+/// by now.
+const UNCOUNTED: Duration = Duration::from_millis(200);
+
 /// Waits until the C library counts no thread of tenure's. The process ends with the last thread
 /// that it counts, and if that were tenure's, the program's handlers would run on it.
 pub fn wait_until_uncounted() {
-    wait_for_the_start();
-    wait_for_the_starter();
+    wait_for_the_start(UNCOUNTED);
+    wait_for_the_starter(UNCOUNTED);
 }
 
-fn wait_for_the_start() {
-    wait(&|| !START.starting.load(Ordering::Acquire));
+fn wait_for_the_start(most: Duration) {
+    wait(&|| !START.starting.load(Ordering::Acquire), most);
 }
 
-fn wait_for_the_starter() {
+fn wait_for_the_starter(most: Duration) {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
+        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, most);
         let _ =
             START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-fn wait(done: &dyn Fn() -> bool) {
-    let until = Instant::now() + PATIENCE;
+fn wait(done: &dyn Fn() -> bool, most: Duration) {
+    let until = Instant::now() + most;
     while !done() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(50));
     }

@@ -300,7 +300,8 @@ fn write(
         FREES_SERVED.get(),
         MUNMAPS_OF_POOL.get(),
     )?;
-    if let Some(why) = REPORT.not_served.get() {
+    // Another allocator has a line of its own below.
+    if let Some(why @ (WhyNot::Charged | WhyNot::Limited)) = REPORT.not_served.get() {
         writeln!(text, "  coverage: malloc not served ({why})")?;
     }
     if served + pool.allocs > 0 {

@@ -87,8 +87,9 @@ impl Goal {
             }
             Goal::MoreThanBestPeer(limit) => {
                 let (row, theirs) = best_peer(rows)?;
-                let (more, most) = (unit.show(mine - theirs), unit.show(limit));
-                let what = format!("{more} more than {} (goal: at most {most})", row.name);
+                let (gap, most) = (unit.show((mine - theirs).abs()), unit.show(limit));
+                let side = if mine > theirs { "behind" } else { "ahead of" };
+                let what = format!("{gap} {side} {} (goal: at most {most} behind)", row.name);
                 (what, mine - theirs, mine / (theirs + limit), None)
             }
             Goal::BesideAtMost(name, limit) => {
@@ -134,7 +135,8 @@ pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> 
         return found;
     }
     if let (Some((peer, best)), Some(stats)) = (best_peer(rows), ours.stats) {
-        if stats.median > best {
+        let is_said = found.iter().any(|found| found.loses() && found.what.contains(&peer.name));
+        if stats.median > best && !is_said {
             let ratio = stats.median / best;
             found.push(Finding {
                 what: format!("{} {}", times(ratio, 1.0), peer.name),

@@ -110,9 +110,13 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// A sentence in lines that the terminal does not break.
+    /// Text in lines that the terminal does not break. Lines that fit stay as they are.
     fn wrapped(&self, text: &str) -> String {
-        wrap(text, 0, self.width())
+        let line = |line: &str| match line.chars().count() > self.width() {
+            true => wrap(line, 0, self.width()),
+            false => format!("{line}\n"),
+        };
+        text.lines().map(line).collect()
     }
 
     fn width(&self) -> usize {
@@ -208,6 +212,7 @@ impl<'a> Report<'a> {
     /// # Errors
     /// If `out` cannot be written.
     pub fn print(&mut self, table: &str) -> io::Result<()> {
+        let table = self.wrapped(table);
         self.say(&format!("\n{table}"))
     }
 

@@ -319,7 +319,7 @@ pub(super) fn check(status: ExitStatus, complained: &str) -> io::Result<()> {
     }
 }
 
-pub(super) fn unsupported(why: &str) -> io::Error {
+pub(crate) fn unsupported(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 

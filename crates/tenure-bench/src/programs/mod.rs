@@ -114,7 +114,8 @@ fn sample(
     if let Some(user) = program.user {
         command.uid(user).gid(user);
     }
-    let mut running = Running::start(&mut command, program.input.as_deref())?;
+    let mut running = Running::start(&mut command, program.input.as_deref())
+        .map_err(|error| not_for_all(error, &command))?;
     let served = serve(&mut running, &program.clients)?;
     let ended = running.finish()?;
     let usage = Usage::of(&ended.complaints)?;
@@ -124,6 +125,17 @@ fn sample(
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it printed something else"));
     }
     Ok(usage.sample(served.map_or(usage.elapsed_ms, |time| time.as_secs_f64() * 1e3)))
+}
+
+/// A program of another user's cannot be started from a directory that is root's alone.
+fn not_for_all(error: io::Error, command: &Command) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => contestant::unsupported(&format!(
+            "its user may not execute {}: install it where all may",
+            command.get_program().to_string_lossy()
+        )),
+        _ => error,
+    }
 }
 
 /// Runs a server's clients: one that says when it is ready, those whose time counts, and one that

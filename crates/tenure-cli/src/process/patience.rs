@@ -4,7 +4,9 @@
 //! and everybody waits who reads its mappings or its memory: seconds, beside a thread that populates
 //! some GiB and others that call `mmap`.
 
+use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -13,22 +15,29 @@ const SILENT: Duration = Duration::from_secs(1);
 
 /// Reads on a thread of its own.
 ///
+/// If no thread can be started, the caller reads.
+///
 /// # Errors
-/// If it takes longer than `most`, the place where the result arrives later. It is closed without a
-/// result if no thread could be started.
+/// If it takes longer than `most`, the place where the result arrives later.
 pub fn within<T: Send + 'static>(
     most: Duration,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Receiver<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
+    // It stays here if there is no thread to take it.
+    let read = Arc::new(Mutex::new(Some(read)));
+    let taken = Arc::clone(&read);
+    let take = |read: &Mutex<Option<_>>| read.lock().ok().and_then(|mut read| read.take());
     let started = thread::Builder::new().stack_size(256 << 10).spawn(move || {
-        // Nobody may wait any more.
-        let _ = sender.send(read());
+        if let Some(read) = take(&taken) {
+            // Nobody may wait any more.
+            let _ = sender.send(read());
+        }
     });
-    match started.is_ok().then(|| receiver.recv_timeout(most)) {
-        Some(Ok(result)) => Ok(result),
-        _ => Err(receiver),
+    if let (true, Some(read)) = (started.is_err(), take(&read)) {
+        return Ok(read());
     }
+    receiver.recv_timeout(most).map_err(|_| receiver)
 }
 
 /// Reads a process for a user who waits. If that takes long, says why on standard error.
@@ -38,9 +47,12 @@ pub fn noted<T>(pid: u32, read: impl FnOnce() -> T) -> T {
         // Without the thread, nothing is said.
         let _ = thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
             if is_done.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
-                eprintln!(
-                    "tenure: waits for process {pid}: it maps, populates or locks memory, and the \
-                     kernel lets nobody read its memory map meanwhile"
+                // Standard error may be closed.
+                let _ = writeln!(
+                    io::stderr(),
+                    "tenure: waits for process {pid}: it has very many mappings, or it maps, \
+                     populates or locks memory, and the kernel lets nobody read its memory map \
+                     meanwhile"
                 );
             }
         });

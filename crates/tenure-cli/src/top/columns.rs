@@ -203,6 +203,10 @@ pub fn sort(rows: &mut [&Row], by: Column, inverted: bool) {
 /// Lines above the table.
 pub fn summary(snapshot: &Snapshot) -> Vec<String> {
     let using = snapshot.rows.iter().filter(|row| row.stats.is_some()).count();
+    let waits = match snapshot.rows.iter().filter(|row| row.waits).count() {
+        0 => String::new(),
+        n => format!("; {n} cannot be read yet"),
+    };
     let refused = match snapshot.refused {
         0 => String::new(),
         n if rustix::process::geteuid().is_root() => format!("; {n} could not be read"),
@@ -214,7 +218,7 @@ pub fn summary(snapshot: &Snapshot) -> Vec<String> {
     });
     let sums = &snapshot.sums;
     vec![
-        format!("tenure top: {using} of {} processes use tenure{refused}", snapshot.looked),
+        format!("tenure top: {using} of {} processes use tenure{waits}{refused}", snapshot.looked),
         format!("memory {} available of {}; pressure {stalls}", show(available), show(all)),
         format!(
             "in a second: {} purges, {} refills, {} page faults",

@@ -145,7 +145,8 @@ impl Sampler {
             let figures = known.figures(pid, self.looks);
             snapshot.refused += usize::from(known.is_refused);
             let row = known.row(pid, stat, figures.as_ref());
-            if known.uses_tenure || self.all || chosen {
+            // One that cannot be read may use it.
+            if known.uses_tenure || row.waits || self.all || chosen {
                 let sums = &mut snapshot.sums;
                 sums.purges = sums.purges.saturating_add(row.rates.purges);
                 sums.refills = sums.refills.saturating_add(row.rates.refills);

@@ -58,8 +58,22 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        // The terminal may be gone: its own error could not be printed, and must not end in a panic.
+        let _ = ratatui::try_restore();
+        if !is_there() {
+            // What the library would say of it in its own drop.
+            std::process::exit(1);
+        }
     }
+}
+
+/// Returns whether standard output is still a terminal that can be written.
+fn is_there() -> bool {
+    let out = rustix::stdio::stdout();
+    let mut out = [PollFd::from_borrowed_fd(out, PollFlags::OUT)];
+    let gone = PollFlags::HUP | PollFlags::ERR;
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut out, Some(&now)).is_ok() && !out[0].revents().intersects(gone)
 }
 
 /// Runs until a key, a signal or the last update ends it.
@@ -72,12 +86,14 @@ pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
         screen.0.draw(|frame| top.draw(frame))?;
         let due = top.looked + args.delay;
         while Instant::now() < due {
-            if is_gone(due.saturating_duration_since(Instant::now()).min(SHORT))?
-                || interrupt.is_set()
-            {
+            // Keys that came together are in the library's queue already.
+            if is_gone(Duration::ZERO)? || interrupt.is_set() {
                 return Ok(());
             }
             if !event::poll(Duration::ZERO)? {
+                if is_gone(due.saturating_duration_since(Instant::now()).min(SHORT))? {
+                    return Ok(());
+                }
                 continue;
             }
             let done = match event::read()? {
@@ -140,6 +156,7 @@ fn end_at_last(interrupt: &Arc<Interrupt>) {
             }
         }
         std::thread::sleep(Duration::from_secs(5));
+        let _ = ratatui::try_restore();
         std::process::exit(1);
     });
 }
@@ -428,6 +445,9 @@ impl Ranges {
         let figures = sampler.figures(self.pid).filter(|_| !self.has_ended);
         self.waits = sampler.waits(self.pid);
         let ranges = figures.map_or_else(Vec::new, |figures| figures.ranges);
+        if self.waits {
+            return;
+        }
         let before = std::mem::take(&mut self.uses);
         self.list = ranges
             .into_iter()

@@ -24,6 +24,12 @@ fn handlers_at_exit_run_on_the_programs_threads() {
     program!("ends_soon.c").same_under_all_options();
 }
 
+/// The end of a thread makes no call that its filter may not allow.
+#[test]
+fn a_confined_thread_ends() {
+    program!("confined_thread.c").same_under_all_options();
+}
+
 /// The process also ends without /proc, where threads cannot be listed.
 #[test]
 fn the_last_thread_ends_the_process_without_proc() {

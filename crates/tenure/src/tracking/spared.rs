@@ -169,8 +169,9 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
             }
         });
     }
-    // The batch is bounded, but not the walk: 5 ms for a million ranges.
-    let pause = PACE.max(begun.elapsed().saturating_sub(MOST) * share);
+    // The batch is bounded, but not the walk: 5 ms for a million ranges. A wait for the kernel in
+    // between is no work, so it delays the next batch by no more than the usual second.
+    let pause = (begun.elapsed().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
     due.next = now + pause;
     any_left.then_some(pause)
 }
