@@ -97,7 +97,8 @@ fn an_interruption_keeps_what_is_done() {
     // Long enough: each of them takes some tenths of a second.
     let mut child = Command::new(BENCH)
         .args(["volatile"; 200])
-        .args(["--quick", "--filter", "pin + unpin, owned object", "--rounds", "100"])
+        .args(["--quick", "--within", "none", "--rounds", "100"])
+        .args(["--filter", "pin + unpin, owned object"])
         .args(["--json", &json, "--html", &html])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

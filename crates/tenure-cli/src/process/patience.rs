@@ -34,10 +34,10 @@ pub fn within<T: Send + 'static>(
             let _ = sender.send(read());
         }
     });
-    if let (true, Some(read)) = (started.is_err(), take(&read)) {
-        return Ok(read());
+    match started.is_err().then(|| take(&read)).flatten() {
+        Some(read) => Ok(read()),
+        None => receiver.recv_timeout(most).map_err(|_| receiver),
     }
-    receiver.recv_timeout(most).map_err(|_| receiver)
 }
 
 /// Reads a process for a user who waits. If that takes long, says why on standard error.
