@@ -40,6 +40,10 @@ struct Start {
     starter_stack: Stack,
     /// The kernel's number of the last starter.
     starter_number: AtomicI32,
+    /// Its handle, until it is joined. 0: there is none. [`JOINED`]: a thread joins it.
+    starter_handle: AtomicUsize,
+    /// The thread that creates the starter; 0: none.
+    creator: AtomicUsize,
     /// No keeper is started in this process any more.
     never: AtomicBool,
 }
@@ -55,10 +59,15 @@ static START: Start = Start {
     starter: AtomicUsize::new(0),
     starter_stack: Stack::new(),
     starter_number: AtomicI32::new(0),
+    starter_handle: AtomicUsize::new(0),
+    creator: AtomicUsize::new(0),
     never: AtomicBool::new(false),
 };
 
 const ATTEMPTS: u32 = 3;
+
+/// No handle has this value: it is no address of a thread's memory.
+const JOINED: usize = 1;
 
 pub fn own_process() {
     START.process.store(pid(), Ordering::Relaxed);
@@ -123,9 +132,17 @@ pub fn start() {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
+    // The next call that wants a keeper tries again.
+    if !join_starter() {
+        START.starting.store(false, Ordering::Release);
+        return;
+    }
     thread_end::watch_this_thread();
-    // SAFETY: the body uses no argument, and `starting` lets one thread in.
-    if unsafe { START.starter_stack.start(starter, std::ptr::null_mut()) }.is_err() {
+    START.creator.store(tls::thread_pointer(), Ordering::Relaxed);
+    // SAFETY: the body uses no argument, `starting` lets one thread in, and no other starter is left.
+    let started = unsafe { START.starter_stack.start_joinable(starter, std::ptr::null_mut()) };
+    START.creator.store(0, Ordering::Relaxed);
+    if started.is_err() {
         START.failed.fetch_add(1, Ordering::Relaxed);
         START.starting.store(false, Ordering::Release);
     }
@@ -185,6 +202,8 @@ pub fn is_starting_here() -> bool {
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     START.starter_stack.is_mine();
+    // SAFETY: the handle of the calling thread.
+    START.starter_handle.store(unsafe { libc::pthread_self() } as usize, Ordering::Release);
     // The start reads a dozen files: of the memory cgroup, of this process and of the machine.
     launcher::use_own_descriptors();
     START.starter.store(tls::thread_pointer(), Ordering::Relaxed);
@@ -222,9 +241,9 @@ pub fn end(threads: Threads) {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    wait_for_the_start(PATIENCE);
+    wait_for_the_start();
     tenure::end_background_threads();
-    wait_for_the_starter(PATIENCE);
+    wait_for_the_starter();
     // No thread would offer or return the free memory later.
     tenure::pool::trim();
 }
@@ -233,9 +252,15 @@ pub fn end(threads: Threads) {
 /// now on callers do the work. `false`: there is none.
 #[cold]
 pub fn make_room() -> bool {
-    // The starter itself may find no room. It would wait for its own end.
-    let is_one = || pool::keeper_runs() || may_be_counted();
-    if is_starting_here() || !is_own_process() || !is_one() {
+    // A starter that was counted when the kernel refused may have ended since, and have found no
+    // room itself. It would wait for its own end, and so would the thread that creates it.
+    let may_be_counted = || {
+        pool::keeper_runs()
+            || START.starting.load(Ordering::Relaxed)
+            || START.starter_number.load(Ordering::Relaxed) != 0
+    };
+    let is_creator = START.creator.load(Ordering::Relaxed) == tls::thread_pointer();
+    if is_creator || is_starting_here() || !is_own_process() || !may_be_counted() {
         return false;
     }
     START.failed.store(ATTEMPTS, Ordering::Relaxed);
@@ -243,32 +268,62 @@ pub fn make_room() -> bool {
     true
 }
 
-/// Returns whether the C library may count the starter. Makes no system call: the caller may be a
-/// thread that has confined itself, after [`end`].
-pub fn may_be_counted() -> bool {
-    START.starting.load(Ordering::Relaxed) || START.starter_number.load(Ordering::Relaxed) != 0
+/// Joins the starter if it has ended. `true`: the C library counts none. Makes no system call: the
+/// caller may be a thread that has confined itself.
+fn join_starter() -> bool {
+    let handle = START.starter_handle.load(Ordering::Acquire);
+    let may_join = |handle| {
+        let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+        START.starter_handle.compare_exchange(handle, JOINED, acquire, relaxed).is_ok()
+    };
+    match handle {
+        0 => true,
+        JOINED => false,
+        _ if !may_join(handle) => false,
+        _ => {
+            // SAFETY: a joinable thread's handle, and the exchange lets one thread join it.
+            let joined =
+                unsafe { libc::pthread_tryjoin_np(handle as _, std::ptr::null_mut()) } == 0;
+            START.starter_handle.store(if joined { 0 } else { handle }, Ordering::Release);
+            joined
+        }
+    }
 }
 
-/// A thread that ends waits no longer: another thread of the program may have the starter's number
-/// by now.
-const UNCOUNTED: Duration = Duration::from_millis(200);
+/// Returns whether the C library counts no thread of tenure's that starts.
+fn is_uncounted() -> bool {
+    !START.starting.load(Ordering::Acquire) && join_starter()
+}
 
 /// Waits until the C library counts no thread of tenure's. The process ends with the last thread
 /// that it counts, and if that were tenure's, the program's handlers would run on it.
+///
+/// A start takes some milliseconds at most, and the caller may not be allowed to sleep: so it looks
+/// again and again before it does.
 pub fn wait_until_uncounted() {
-    wait_for_the_start(UNCOUNTED);
-    wait_for_the_starter(UNCOUNTED);
+    for _ in 0..LOOKS {
+        if is_uncounted() {
+            return;
+        }
+        (0..100).for_each(|_| std::hint::spin_loop());
+    }
+    let _errno = Errno::keep();
+    let _signals = Blocked::all();
+    wait(&is_uncounted, PATIENCE);
 }
 
-fn wait_for_the_start(most: Duration) {
-    wait(&|| !START.starting.load(Ordering::Acquire), most);
+/// 100 to 450 ms: a pause of the processor takes 10 to 45 ns.
+const LOOKS: u32 = 100_000;
+
+fn wait_for_the_start() {
+    wait(&|| !START.starting.load(Ordering::Acquire), PATIENCE);
 }
 
-fn wait_for_the_starter(most: Duration) {
+fn wait_for_the_starter() {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, most);
+        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, PATIENCE);
         let _ =
             START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -298,6 +353,9 @@ pub fn restart_in_child() {
     START.wanted_with_thread.store(START.has_own_malloc.load(Ordering::Relaxed), Ordering::Relaxed);
     START.starter.store(0, Ordering::Relaxed);
     START.starter_number.store(0, Ordering::Relaxed);
+    // The parent's starter is no thread of this process.
+    START.starter_handle.store(0, Ordering::Relaxed);
+    START.creator.store(0, Ordering::Relaxed);
     START.starting.store(false, Ordering::Relaxed);
     START.failed.store(0, Ordering::Relaxed);
 }

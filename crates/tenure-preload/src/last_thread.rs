@@ -40,17 +40,17 @@ pub fn restart_in_child() {
 }
 
 unsafe extern "C" fn thread_ends(_: *mut c_void) {
-    // A thread that has confined itself makes no system call here.
-    let must_look_for_it = !tenure::ends_with_the_last_thread();
-    if !keeper::may_be_counted() && !must_look_for_it || !keeper::is_own_process() {
+    // A thread that has confined itself makes no system call here, if no start takes long.
+    keeper::wait_until_uncounted();
+    if tenure::ends_with_the_last_thread() {
         return;
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    keeper::wait_until_uncounted();
     // In a child, the thread that forked is the main one.
     let is_main = rustix::thread::gettid() == rustix::process::getpid();
-    if is_main && must_look_for_it && !LAST.looked_for.swap(true, Ordering::Relaxed) {
+    let is_own = keeper::is_own_process();
+    if is_main && is_own && !LAST.looked_for.swap(true, Ordering::Relaxed) {
         // SAFETY: the body uses no argument, and `looked_for` lets one thread in.
         let _ = unsafe { LAST.stack.start(end_after_the_last, std::ptr::null_mut()) };
     }

@@ -42,6 +42,32 @@ impl Stack {
         body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
         argument: *mut libc::c_void,
     ) -> Result<(), c_int> {
+        // SAFETY: the caller keeps the same promises.
+        unsafe { self.create(body, argument, libc::PTHREAD_CREATE_DETACHED) }
+    }
+
+    /// [`start`](Stack::start) of a thread that is joined before the next one starts on this stack.
+    ///
+    /// # Errors
+    /// The errno of `pthread_create`.
+    ///
+    /// # Safety
+    /// As for [`start`](Stack::start).
+    pub unsafe fn start_joinable(
+        &self,
+        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+        argument: *mut libc::c_void,
+    ) -> Result<(), c_int> {
+        // SAFETY: the caller keeps the same promises.
+        unsafe { self.create(body, argument, libc::PTHREAD_CREATE_JOINABLE) }
+    }
+
+    unsafe fn create(
+        &self,
+        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
+        argument: *mut libc::c_void,
+        state: c_int,
+    ) -> Result<(), c_int> {
         let stack = self.take();
         let mut attributes = MaybeUninit::uninit();
         let mut thread = MaybeUninit::uninit();
@@ -54,7 +80,7 @@ impl Stack {
                 return Err(failed);
             }
             let attributes = attributes.as_mut_ptr();
-            libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
+            libc::pthread_attr_setdetachstate(attributes, state);
             match stack {
                 Some(stack) => {
                     libc::pthread_attr_setstack(attributes, stack.start as *mut _, stack.len())
