@@ -28,8 +28,12 @@ pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let is_break = |(at, _): &(usize, &str)| {
-            let before = rest[..*at].chars().next_back();
-            before.is_some_and(|c| c != ' ' && !c.is_ascii_digit())
+            let before = rest[..*at].rsplit(' ').next().unwrap_or_default();
+            let starts_with_digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+            let has_unit = starts_with_digit(before)
+                && before.ends_with(|c: char| c.is_ascii_digit())
+                && !starts_with_digit(&rest[at + 1..]);
+            !before.is_empty() && !has_unit
         };
         let at = rest.match_indices(' ').find(is_break).map_or(rest.len(), |(at, _)| at);
         let word = &rest[..at];
@@ -50,5 +54,7 @@ mod tests {
         assert_eq!(wrap("", 2, 8), "\n");
         assert_eq!(wrap("it takes 20 MiB", 0, 11), "it takes\n20 MiB\n");
         assert_eq!(words("20 MiB of 3 GiB").collect::<Vec<_>>(), ["20 MiB", "of", "3 GiB"]);
+        assert_eq!(words("p50 p90 1 2 3").collect::<Vec<_>>(), ["p50", "p90", "1", "2", "3"]);
+        assert_eq!(words("  in 10 %").collect::<Vec<_>>(), ["  in", "10 %"]);
     }
 }

@@ -135,8 +135,7 @@ pub(crate) fn findings(ours: &Row, goals: &[Goal], rows: &[Row], unit: Unit) -> 
         return found;
     }
     if let (Some((peer, best)), Some(stats)) = (best_peer(rows), ours.stats) {
-        let is_said = found.iter().any(|found| found.loses() && found.what.contains(&peer.name));
-        if stats.median > best && !is_said {
+        if stats.median > best {
             let ratio = stats.median / best;
             found.push(Finding {
                 what: format!("{} {}", times(ratio, 1.0), peer.name),

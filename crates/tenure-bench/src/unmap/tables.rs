@@ -10,7 +10,6 @@ use crate::harness::{
     in_process, Comparison, Contestant, Goal, Histogram, HistogramRow, Report, Role, Sample, Unit,
 };
 use crate::Options;
-use std::fmt::Write as _;
 use std::io;
 
 type Measurements<'a> = Recorded<'a, Way, Measured>;
@@ -78,9 +77,11 @@ pub(super) fn of(case: &Case, options: &Options, report: &mut Report<'_>) -> io:
             report.histogram(histogram);
         }
     }
-    match histograms(case, &measurements)? {
-        Some(text) => report.note(text),
-        None => Ok(()),
+    let rows = histograms(&measurements)?;
+    let title = format!("{}: other threads' waits in us, all rounds together", case.name());
+    match rows.len() {
+        1 => Ok(()),
+        _ => report.print_rows(&title, &rows),
     }
 }
 
@@ -159,14 +160,10 @@ fn histogram(
     Ok((!rows.is_empty()).then_some(Histogram { title, unit: "us".into(), rows }))
 }
 
-/// All rounds of each way together.
-fn histograms(case: &Case, measurements: &Measurements<'_>) -> io::Result<Option<String>> {
-    let mut text = format!("{}: other threads' waits in us, all rounds together\n", case.name());
-    let _ = write!(text, "  {:<16}{:<28}", "", "");
-    for column in ["p50", "p90", "p99", "p99.9", "max", "number"] {
-        let _ = write!(text, "{column:>10}");
-    }
-    let mut any = false;
+/// All rounds of each way together, in rows below a heading.
+fn histograms(measurements: &Measurements<'_>) -> io::Result<Vec<Vec<String>>> {
+    let heading = ["", "p50", "p90", "p99", "p99.9", "max", "number", ""];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for need in Need::ALL {
         for way in Way::ALL {
             let all = measurements.all(way);
@@ -174,13 +171,13 @@ fn histograms(case: &Case, measurements: &Measurements<'_>) -> io::Result<Option
             if latency.number() == 0 {
                 continue;
             }
-            any = true;
-            let _ = write!(text, "\n  {:<16}{:<28}", need.name(), way.name());
-            for share in [0.5, 0.9, 0.99, 0.999] {
-                let _ = write!(text, "{:>10.1}", latency.quantile_us(share));
-            }
-            let _ = write!(text, "{:>10.0}{:>10}", latency.max_ms() * 1e3, latency.number());
+            let mut row = vec![format!("{}: {}", need.name(), way.name())];
+            let shares = [0.5, 0.9, 0.99, 0.999];
+            row.extend(shares.map(|share| format!("{:.1}", latency.quantile_us(share))));
+            row.push(format!("{:.0}", latency.max_ms() * 1e3));
+            row.extend([latency.number().to_string(), String::new()]);
+            rows.push(row);
         }
     }
-    Ok(any.then_some(text))
+    Ok(rows)
 }

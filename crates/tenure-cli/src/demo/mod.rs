@@ -86,12 +86,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         outcomes.extend((!interrupted.is_set()).then_some(outcome));
     }
     if !interrupted.is_set() {
+        print(args, &enforcement, &pieces, &outcomes)?;
         return finish(args, &enforcement, &pieces, &outcomes);
     }
     if !outcomes.is_empty() {
-        live.say("the caches that were finished:");
+        live.say("the caches that were finished (no picture, no JSON):");
         // The interruption is the more important result.
-        let _ = finish(args, &enforcement, &pieces, &outcomes);
+        let _ = print(args, &enforcement, &pieces, &outcomes);
     }
     interrupted.end();
     Ok(())
@@ -197,7 +198,8 @@ fn share(limit: u64) -> anyhow::Result<OwnedFd> {
     Ok(descriptor)
 }
 
-fn finish(
+/// Prints the results.
+fn print(
     args: &Args,
     enforcement: &Enforcement,
     pieces: &Pieces,
@@ -215,6 +217,17 @@ fn finish(
     for line in &setting {
         write!(out, "{}", sentence(line))?;
     }
+    Ok(out.flush()?)
+}
+
+/// Writes the files.
+fn finish(
+    args: &Args,
+    enforcement: &Enforcement,
+    pieces: &Pieces,
+    outcomes: &[Outcome],
+) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
     let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
     std::fs::write(&args.svg, picture)
         .map_err(|error| failed("open", error))

@@ -45,6 +45,8 @@ struct Known {
     /// A read that has not returned yet, with the source.
     reading: Option<Receiver<Reading>>,
     uses_tenure: bool,
+    /// When the figures were last read.
+    read_at: Option<Instant>,
     /// The sample at which it was last found not to use tenure.
     looked: u64,
     /// This user may not read it.
@@ -66,8 +68,8 @@ impl Count {
     }
 }
 
-/// A read of a process: where its figures are, and what they were.
-type Reading = (Option<Source>, Result<Figures, Missing>);
+/// A read of a process: where its figures are, what they were, and when.
+type Reading = (Option<Source>, Result<Figures, Missing>, Instant);
 
 /// So long a look waits for one process. The screen answers no key meanwhile.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -145,8 +147,9 @@ impl Sampler {
             let figures = known.figures(pid, self.looks);
             snapshot.refused += usize::from(known.is_refused);
             let row = known.row(pid, stat, figures.as_ref());
-            // One that cannot be read may use it.
-            if known.uses_tenure || row.waits || self.all || chosen {
+            // One that could not be read yet may use it.
+            let may_use = row.waits && known.read_at.is_none();
+            if known.uses_tenure || may_use || self.all || chosen {
                 let sums = &mut snapshot.sums;
                 sums.purges = sums.purges.saturating_add(row.rates.purges);
                 sums.refills = sums.refills.saturating_add(row.rates.refills);
@@ -217,6 +220,7 @@ impl Known {
             source: None,
             reading: None,
             uses_tenure: false,
+            read_at: None,
             looked: 0,
             is_refused: false,
             counted: Rates::default(),
@@ -225,8 +229,8 @@ impl Known {
     }
 
     fn figures(&mut self, pid: u32, look: u64) -> Option<Figures> {
-        let (source, read) = self.read(pid, look)?;
-        self.source = source;
+        let (source, read, at) = self.read(pid, look)?;
+        (self.source, self.read_at) = (source, Some(at));
         self.is_refused = read.as_ref().is_err_and(Missing::is_refusal);
         self.uses_tenure = read.is_ok();
         read.ok()
@@ -253,14 +257,14 @@ impl Known {
             // A source that cannot be read belongs to the program before an exec.
             let known = source.and_then(|source| Some((source.read().ok()?, source)));
             if let Some((figures, source)) = known {
-                return (Some(source), Ok(figures));
+                return (Some(source), Ok(figures), Instant::now());
             }
             match Source::find(pid) {
                 Ok(source) => {
                     let read = source.read();
-                    (Some(source), read)
+                    (Some(source), read, Instant::now())
                 }
-                Err(missing) => (None, Err(missing)),
+                Err(missing) => (None, Err(missing), Instant::now()),
             }
         });
         read.map_err(|later| self.reading = Some(later)).ok()
@@ -268,12 +272,13 @@ impl Known {
 
     fn row(&mut self, pid: u32, stat: Stat, figures: Option<&Figures>) -> Row {
         let stats = figures.map(Figures::stats);
-        let at = Instant::now();
+        let now = Instant::now();
+        let at = self.read_at.unwrap_or(now);
         let counted = &mut self.counted;
         let rates = Rates {
             purges: stats.map_or(0, |stats| counted.purges.rate(at, stats.total.purges)),
             refills: stats.map_or(0, |stats| counted.refills.rate(at, stats.total.refills)),
-            faults: counted.faults.rate(at, stat.minor_faults + stat.major_faults),
+            faults: counted.faults.rate(now, stat.minor_faults + stat.major_faults),
         };
         remember(&mut self.purges, rates.purges);
         Row {

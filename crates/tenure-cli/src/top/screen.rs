@@ -73,7 +73,7 @@ fn is_there() -> bool {
     let mut out = [PollFd::from_borrowed_fd(out, PollFlags::OUT)];
     let gone = PollFlags::HUP | PollFlags::ERR;
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut out, Some(&now)).is_ok() && !out[0].revents().intersects(gone)
+    poll(&mut out, Some(&now)).is_err() || !out[0].revents().intersects(gone)
 }
 
 /// Runs until a key, a signal or the last update ends it.
@@ -87,12 +87,19 @@ pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
         let due = top.looked + args.delay;
         while Instant::now() < due {
             // Keys that came together are in the library's queue already.
-            if is_gone(Duration::ZERO)? || interrupt.is_set() {
+            let mut keys = Keys::wait(Duration::ZERO)?;
+            let mut is_event = keys != Keys::Gone && event::poll(Duration::ZERO)?;
+            if keys != Keys::Gone && !is_event {
+                keys = Keys::wait(due.saturating_duration_since(Instant::now()).min(SHORT))?;
+                is_event = keys != Keys::Gone && event::poll(Duration::ZERO)?;
+            }
+            if keys == Keys::Gone || interrupt.is_set() {
                 return Ok(());
             }
-            if !event::poll(Duration::ZERO)? {
-                if is_gone(due.saturating_duration_since(Instant::now()).min(SHORT))? {
-                    return Ok(());
+            if !is_event {
+                if keys == Keys::There {
+                    // crossterm reads 1,024 bytes at a time, and takes the rest with the next key.
+                    std::thread::sleep(SHORT);
                 }
                 continue;
             }
@@ -132,16 +139,29 @@ pub fn run(args: &Args, sampler: Sampler) -> anyhow::Result<()> {
 /// Short, so that a signal or a new size is noticed soon.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Waits for a key. `true`: the terminal is gone. crossterm (0.28) then reads it for ever.
-fn is_gone(most: Duration) -> io::Result<bool> {
-    let most = Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() };
-    let keys = rustix::stdio::stdin();
-    let mut keys = [PollFd::from_borrowed_fd(keys, PollFlags::IN)];
-    match poll(&mut keys, Some(&most)) {
-        Ok(_) => Ok(keys[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)),
-        // A signal, such as that of a new size.
-        Err(Errno::INTR) => Ok(false),
-        Err(errno) => Err(errno.into()),
+/// The terminal's keys.
+#[derive(Clone, Copy, PartialEq)]
+enum Keys {
+    None,
+    There,
+    /// The terminal is gone. crossterm (0.28) would read it for ever.
+    Gone,
+}
+
+impl Keys {
+    /// Waits for one.
+    fn wait(most: Duration) -> io::Result<Keys> {
+        let most = Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() };
+        let keys = rustix::stdio::stdin();
+        let mut keys = [PollFd::from_borrowed_fd(keys, PollFlags::IN)];
+        match poll(&mut keys, Some(&most)) {
+            Ok(0) => Ok(Keys::None),
+            Ok(_) if keys[0].revents() == PollFlags::IN => Ok(Keys::There),
+            Ok(_) => Ok(Keys::Gone),
+            // A signal, such as that of a new size.
+            Err(Errno::INTR) => Ok(Keys::None),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 
@@ -156,7 +176,8 @@ fn end_at_last(interrupt: &Arc<Interrupt>) {
             }
         }
         std::thread::sleep(Duration::from_secs(5));
-        let _ = ratatui::try_restore();
+        // The screen's own end needs standard output, for which the other thread may wait.
+        let _ = ratatui::crossterm::terminal::disable_raw_mode();
         std::process::exit(1);
     });
 }
@@ -207,6 +228,8 @@ struct Ranges {
     first: usize,
     list: Vec<(Range, u64)>,
     uses: BTreeMap<u64, u32>,
+    /// When they were last read.
+    read_at: Instant,
 }
 
 impl Top {
@@ -230,12 +253,11 @@ impl Top {
     }
 
     fn look(&mut self) -> io::Result<()> {
-        let since = self.looked.elapsed().as_secs_f64();
         self.snapshot = self.sampler.look()?;
         self.looked = Instant::now();
         self.left = self.left.map(|left| left.saturating_sub(1));
         if let Some(ranges) = &mut self.ranges {
-            ranges.look(&mut self.sampler, since);
+            ranges.look(&mut self.sampler);
         }
         self.group = self.current().and_then(|pid| self.sampler.group(pid));
         Ok(())
@@ -280,7 +302,7 @@ impl Top {
             Action::Enter if self.ranges.is_none() => {
                 self.ranges = self.current().map(|pid| {
                     let mut ranges = Ranges::of(pid, self.sampler.started(pid));
-                    ranges.look(&mut self.sampler, 1.0);
+                    ranges.look(&mut self.sampler);
                     ranges
                 });
             }
@@ -422,6 +444,7 @@ impl Ranges {
             first: 0,
             list: Vec::new(),
             uses: BTreeMap::new(),
+            read_at: Instant::now(),
         }
     }
 
@@ -440,14 +463,16 @@ impl Ranges {
     }
 
     /// Samples all ranges, and computes how often each was pinned in a second.
-    fn look(&mut self, sampler: &mut Sampler, seconds: f64) {
+    fn look(&mut self, sampler: &mut Sampler) {
         self.has_ended |= sampler.started(self.pid).is_none_or(|at| self.started != Some(at));
         let figures = sampler.figures(self.pid).filter(|_| !self.has_ended);
         self.waits = sampler.waits(self.pid);
         let ranges = figures.map_or_else(Vec::new, |figures| figures.ranges);
         if self.waits {
+            self.list.clear();
             return;
         }
+        let seconds = std::mem::replace(&mut self.read_at, Instant::now()).elapsed().as_secs_f64();
         let before = std::mem::take(&mut self.uses);
         self.list = ranges
             .into_iter()

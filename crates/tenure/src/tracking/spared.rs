@@ -137,8 +137,8 @@ const STEP: usize = 8 << 20;
 
 /// Tells the kernel which ranges count as used: those that are spared. It does so once after an
 /// offer, and from time to time while memory is short. On the background thread, for a short time:
-/// the walk over all ranges takes at most one part of the time in `share`. `Some`: the next scan is
-/// to continue after so long.
+/// a batch that took longer than usual is followed by `share` times that, up to a second. `Some`:
+/// the next scan is to continue after so long.
 pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -> Option<Duration> {
     if !is_any() {
         return None;
@@ -170,7 +170,7 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
         });
     }
     // The batch is bounded, but not the walk: 5 ms for a million ranges. A wait for the kernel in
-    // between is no work, so it delays the next batch by no more than the usual second.
+    // between is no work, so it delays the next batch by no more than a second.
     let pause = (begun.elapsed().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
     due.next = now + pause;
     any_left.then_some(pause)
