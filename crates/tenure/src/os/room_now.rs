@@ -105,9 +105,8 @@ impl Level {
 
     /// Returns the room that this level leaves. `None`: it has no limit.
     fn read(&self) -> Result<Option<Room>, Errno> {
-        let (Some(limit), Some(usage)) = (self.limit()?, number_in(&self.usage)?) else {
-            return Ok(None);
-        };
+        let Some(limit) = self.limit()? else { return Ok(None) };
+        let Some(usage) = number_in(&self.usage)? else { return Ok(None) };
         let inactive = number_of(&self.stat, self.inactive).unwrap_or(0);
         Ok(Some(Room { limit, free: limit.saturating_sub(usage.saturating_sub(inactive)) }))
     }
