@@ -2303,8 +2303,8 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
  *
  * The first call of a process (or of a forked child) for a large range creates the background
  * thread, which allocates. Allocators call tenure_munmap_raw. If it cannot create a thread, it
- * gives the memory back itself: the caller waits, and other threads do not. Memory that waits
- * counts as the process's: see tenure_munmap_drain.
+ * unmaps the range in slices: the caller waits, and other threads do not. Memory that waits counts
+ * as the process's: see tenure_munmap_drain.
  *
  * Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
  * huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are

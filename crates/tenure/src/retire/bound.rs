@@ -121,29 +121,24 @@ fn waiting() -> Option<u64> {
 /// to do so.
 pub(super) fn hold_back() {
     // During a fork for which this thread must not wait, the next caller restores the bound.
-    let _ = within_bound(worker::is_coming);
+    let _ = within_bound();
 }
 
-/// [`hold_back`] before the worker is started.
-pub(super) fn hold_back_until_served() {
-    let _ = within_bound(|| true);
-}
-
-fn within_bound(is_served: fn() -> bool) -> Option<()> {
+fn within_bound() -> Option<()> {
     // One lock at a time: forks take them in another order.
     let bytes = queue::lock_unless_forking()?.bytes();
-    if is_served() && is_small(bytes) {
+    if worker::is_coming() && is_small(bytes) {
         return Some(());
     }
     loop {
         let waits = waiting()?;
-        if waits == 0 || (is_served() && waits <= allowance()?) {
+        if waits == 0 || (worker::is_coming() && waits <= allowance()?) {
             return Some(());
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
             // Other threads tear down the last chunks, so these go soon.
-            teardown::Chunk::None if is_served() => return Some(()),
+            teardown::Chunk::None if worker::is_coming() => return Some(()),
             teardown::Chunk::None => {
                 if queue::lock_unless_forking()?.is_empty() {
                     return Some(());

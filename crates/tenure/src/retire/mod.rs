@@ -100,7 +100,6 @@ mod teardown;
 mod unmap;
 
 use self::kind::Known;
-use self::service::Start;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::Mapping;
 use crate::os::{detach, errno, page_size};
@@ -136,7 +135,7 @@ pub struct Pending {
 ///
 /// The first call for [`Settings::min_bytes`] or more in a process also does the work of
 /// [`prepare`]: it allocates, and starts the worker. Code that may not do so calls [`munmap_raw`].
-/// If no thread can be started the caller gives all memory back itself.
+/// If no thread can be started the range is unmapped in slices.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);
@@ -158,29 +157,12 @@ pub struct Pending {
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.
 pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
-    let done = served(len, least(), |start| {
-        // SAFETY: the caller promises that nothing refers to the range any more.
-        unsafe { unmap_at(addr, len, start) }
-    });
-    done.map_err(|errno| explain(errno.raw_os_error(), addr as usize, len))
-}
-
-/// Unmaps by `unmap`, and starts the worker for a range of `least` bytes or more.
-fn served(
-    len: usize,
-    least: usize,
-    unmap: impl FnOnce(Start) -> std::result::Result<Way, Errno>,
-) -> std::result::Result<Way, Errno> {
-    let start = match len >= least {
-        true => service::prepare_for_move(),
-        false => Start::No,
-    };
-    let done = unmap(start);
-    if start == Start::After {
-        // After an error a part may have been moved.
-        service::start_after(done.unwrap_or(Way::Moved) == Way::Moved);
+    if len >= least() {
+        // If it fails no worker runs, and the range goes in slices.
+        let _ = prepare();
     }
-    done
+    // SAFETY: the caller promises that nothing refers to the range any more.
+    unsafe { munmap_raw(addr, len) }.map_err(|errno| explain(errno, addr as usize, len))
 }
 
 /// Unmaps as [`munmap`] does, for an allocator. It neither allocates nor creates a thread, and
@@ -206,29 +188,22 @@ fn served(
 /// As [`munmap`].
 #[doc(alias = "munmap")]
 pub unsafe fn munmap_raw(addr: *mut u8, len: usize) -> std::result::Result<Way, i32> {
-    // SAFETY: the caller promises that nothing refers to the range any more.
-    unsafe { unmap_at(addr, len, Start::No) }.map_err(Errno::raw_os_error)
-}
-
-/// # Safety
-/// As [`munmap`].
-unsafe fn unmap_at(addr: *mut u8, len: usize, start: Start) -> std::result::Result<Way, Errno> {
     let _errno = errno::Kept::now();
     let _no_wait = NoWait::here();
-    let (at, page) = (addr as usize, page_size());
+    let (start, page) = (addr as usize, page_size());
     let end = len
         .checked_next_multiple_of(page)
-        .and_then(|size| at.checked_add(size))
+        .and_then(|size| start.checked_add(size))
         .filter(|end| *end <= isize::MAX as usize);
-    match end {
-        Some(end) if at % page == 0 && at != 0 && at < end => {
-            let range = PageRange::new(at, end);
-            unmap::unmap(range, Known::Nothing, settings::min_bytes(), start)
+    let done = match end {
+        Some(end) if start % page == 0 && start != 0 && start < end => {
+            unmap::unmap(PageRange::new(start, end), Known::Nothing, settings::min_bytes())
         }
         // The kernel refuses this range, or it is page 0.
         // SAFETY: the caller promises that nothing refers to the range any more.
-        _ => unsafe { detach::unmap(at, len) }.map(|()| Way::Plain),
-    }
+        _ => unsafe { detach::unmap(start, len) }.map(|()| Way::Plain),
+    };
+    done.map_err(Errno::raw_os_error)
 }
 
 fn explain(errno: i32, start: usize, len: usize) -> Error {
@@ -280,7 +255,11 @@ pub fn retire(mapping: Mapping) -> Result<Way> {
 
 /// Unmaps the range of a [`Mapping`].
 pub(crate) fn drop_own(range: PageRange, least: usize) -> std::result::Result<Way, Errno> {
-    served(range.len(), least, |start| unmap::unmap(range, Known::Own, least, start))
+    if range.len() >= least {
+        // If it fails no worker runs, and the range goes in slices.
+        let _ = prepare();
+    }
+    unmap::unmap(range, Known::Own, least)
 }
 
 /// The size from which on dropping a [`Mapping`] retires it.

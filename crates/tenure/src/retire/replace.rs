@@ -4,7 +4,6 @@
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
 use super::kind::Known;
-use super::service::Start;
 use super::{forget, settings, slice, unmap};
 use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
@@ -47,7 +46,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
         found.mapping.start <= start && found.mapping.end >= end && found.page_size <= page
     });
     one && detach::may_be_unmapped_from(start).is_ok()
-        && unmap::unmap(PageRange::new(start + new, end), Known::Nothing, 0, Start::No).is_ok()
+        && unmap::unmap(PageRange::new(start + new, end), Known::Nothing, 0).is_ok()
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in

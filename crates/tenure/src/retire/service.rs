@@ -72,64 +72,17 @@ struct Readiness {
     ready: AtomicBool,
     /// A range could have been moved if a worker had run.
     wanted: AtomicBool,
-    /// The last attempt to start the worker failed.
-    failed: AtomicBool,
 }
 
 /// For the whole process, as the worker is.
-static READINESS: Readiness = Readiness {
-    ready: AtomicBool::new(false),
-    wanted: AtomicBool::new(false),
-    failed: AtomicBool::new(false),
-};
-
-/// Whether a call that moves memory may start the worker.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
-    /// It calls [`start_after`] when it has moved the memory.
-    After,
-    No,
-}
-
-/// Does the part of [`prepare`] that a move needs before it, for a caller that may allocate and
-/// start a thread.
-///
-/// A thread that starts beside the move takes the processor and the address space's lock from it.
-/// The first `munmap` of 4 GiB took 4.5 ms (median of 7 runs, 0.8 to 5.7), and takes 0.8 with the
-/// start after the move (12 runs, 0.65 to 5.1); the kernel's own move takes 0.11.
-pub(super) fn prepare_for_move() -> Start {
-    if is_ready() && worker::is_coming() {
-        return Start::No;
-    }
-    if READINESS.failed.load(Ordering::Relaxed) {
-        // If it fails again the range goes in slices.
-        let _ = prepare();
-        return Start::No;
-    }
-    watch_forks();
-    detach::learn_whether_seals_are_seen();
-    Start::After
-}
-
-/// Starts the worker. If memory `was_moved`, tears down what may not wait for it.
-pub(super) fn start_after(was_moved: bool) {
-    bound::look_around();
-    if was_moved {
-        bound::hold_back_until_served();
-    }
-    if prepare().is_err() && was_moved {
-        bound::hold_back();
-    }
-    stir();
-}
+static READINESS: Readiness =
+    Readiness { ready: AtomicBool::new(false), wanted: AtomicBool::new(false) };
 
 /// See [`super::prepare`].
 pub(super) fn prepare() -> Result<()> {
     watch_forks();
     bound::look_around();
-    let created = worker::create("retire::prepare");
-    READINESS.failed.store(created.is_err(), Ordering::Relaxed);
-    created?;
+    worker::create("retire::prepare")?;
     detach::learn_whether_seals_are_seen();
     READINESS.ready.store(true, Ordering::Release);
     READINESS.wanted.store(false, Ordering::Relaxed);
@@ -149,9 +102,9 @@ pub(super) fn wants_keeper() -> bool {
     READINESS.wanted.load(Ordering::Relaxed)
 }
 
-/// Whether a worker runs that tears down hidden mappings, or will run.
-pub(super) fn is_served(start: Start) -> bool {
-    let served = start == Start::After || is_ready() && worker::is_coming();
+/// Whether a worker runs that tears down hidden mappings.
+pub(super) fn is_served() -> bool {
+    let served = is_ready() && worker::is_coming();
     READINESS.wanted.store(!served, Ordering::Relaxed);
     served
 }

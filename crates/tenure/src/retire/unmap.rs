@@ -7,7 +7,6 @@
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
 use super::kind::{is_movable, Known};
-use super::service::Start;
 use super::{bound, forget, queue, service, slice};
 use crate::os::detach::Hidden;
 use crate::os::mapping_list::{Listed, Lister};
@@ -50,13 +49,8 @@ enum Class {
     Unclear,
 }
 
-/// Unmaps the range. With [`Start::After`] the caller calls [`service::start_after`].
-pub(super) fn unmap(
-    range: PageRange,
-    known: Known,
-    least: usize,
-    start: Start,
-) -> Result<Way, Errno> {
+/// Unmaps the range.
+pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way, Errno> {
     let is_small = range.len() < least;
     // If nothing is marked, looking at the mappings of a small range costs more than it gains.
     if is_small && !forget::any_marks() {
@@ -72,9 +66,8 @@ pub(super) fn unmap(
             Ok(way)
         }
         Class::Parts { movable } if !is_small && lister.restart().is_ok() => {
-            let movable = movable && quick_is_possible(start);
             let way = by_parts(range, &mut lister, known, movable)?;
-            if way == Way::Moved && start == Start::No {
+            if way == Way::Moved {
                 bound::hold_back();
                 service::stir();
             }
@@ -234,7 +227,7 @@ fn by_parts(
     known: Known,
     movable: bool,
 ) -> Result<Way, Errno> {
-    let mut hidden = match movable {
+    let mut hidden = match movable && quick_is_possible() {
         // The queue's lock ensures that one thread at a time reserves a place: see `Hidden::take`.
         true => queue::lock_unless_forking().and_then(|_queue| Hidden::reserve_like(range).ok()),
         false => None,
@@ -268,8 +261,8 @@ fn by_parts(
 
 /// Whether memory may be given back later at all: the worker runs, and no call that the program may
 /// make meanwhile fails because of it.
-fn quick_is_possible(start: Start) -> bool {
-    service::is_served(start)
+fn quick_is_possible() -> bool {
+    service::is_served()
         && !fork::missed()
         && !limits::address_space_is_limited()
         && !bound::commit_is_limited()

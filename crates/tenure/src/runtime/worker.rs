@@ -502,15 +502,15 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
 }
 
 /// Hears of pressure on a thread of its own, which wakes only when the kernel reports something, or
-/// to end.
+/// to end. It ends at once where there is no source: to look for one here, and to close it again,
+/// would make the caller of [`start`] wait 10 to 20 ms (the kernel waits for all readers of a PSI
+/// trigger).
 fn listen(bell: Option<Bell>) {
     if WORKER.listening.swap(true, Ordering::AcqRel) {
         return;
     }
     let told = Told::by_environment();
-    let open = move |told: &Told| PressureWatch::as_told(told, memory_group::own_group().as_ref());
-    // A socket serves one reader, which is the thread below.
-    if !matches!(told, Told::Watch { .. }) && open(&told).is_empty() {
+    if told == Told::Off {
         return;
     }
     let number = &WORKER.numbers[LISTENER];
@@ -525,7 +525,7 @@ fn listen(bell: Option<Bell>) {
         number.store(tid::own(), Ordering::Release);
         WORKER.changed.ring();
         if can_allocate() {
-            hear_of_pressure(told, open, bell);
+            hear_of_pressure(told, bell);
         }
     };
     // Without that thread pressure is noticed at the next visit.
@@ -538,7 +538,8 @@ fn listen(bell: Option<Bell>) {
 }
 
 /// Runs until the bell is rung, or there is no source any more.
-fn hear_of_pressure(told: Told, open: impl Fn(&Told) -> PressureWatch, bell: Option<Bell>) {
+fn hear_of_pressure(told: Told, bell: Option<Bell>) {
+    let open = |told: &Told| PressureWatch::as_told(told, memory_group::own_group().as_ref());
     let mut sources = open(&told);
     while !sources.is_empty() {
         match sources.wait(bell) {
