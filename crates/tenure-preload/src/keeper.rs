@@ -14,7 +14,7 @@ use crate::serving::ALLOCATIONS;
 use crate::{symbol, thread_end, tls};
 use std::ffi::c_void;
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU8, AtomicUsize, Ordering,
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
 use std::time::{Duration, Instant};
 use tenure::launcher::{self, Stack};
@@ -44,6 +44,11 @@ struct Start {
     starter_handle: AtomicUsize,
     /// The thread that creates the starter; 0: none.
     creator: AtomicUsize,
+    /// The number of the process in which the last starter was created.
+    created_in: AtomicU64,
+    /// The starter has its creator's real-time policy: it does not run beside a thread that looks
+    /// again and again.
+    is_real_time: AtomicBool,
     /// No keeper is started in this process any more.
     never: AtomicBool,
 }
@@ -61,6 +66,8 @@ static START: Start = Start {
     starter_number: AtomicI32::new(0),
     starter_handle: AtomicUsize::new(0),
     creator: AtomicUsize::new(0),
+    created_in: AtomicU64::new(0),
+    is_real_time: AtomicBool::new(false),
     never: AtomicBool::new(false),
 };
 
@@ -138,6 +145,8 @@ pub fn start() {
         return;
     }
     thread_end::watch_this_thread();
+    START.created_in.store(launcher::process_number(), Ordering::Relaxed);
+    START.is_real_time.store(is_real_time(), Ordering::Relaxed);
     START.creator.store(tls::thread_pointer(), Ordering::Relaxed);
     // SAFETY: the body uses no argument, `starting` lets one thread in, and no other starter is left.
     let started = unsafe { START.starter_stack.start_joinable(starter, std::ptr::null_mut()) };
@@ -284,24 +293,38 @@ fn join_starter() -> bool {
             // SAFETY: a joinable thread's handle, and the exchange lets one thread join it.
             let joined =
                 unsafe { libc::pthread_tryjoin_np(handle as _, std::ptr::null_mut()) } == 0;
-            START.starter_handle.store(if joined { 0 } else { handle }, Ordering::Release);
+            // A handler that forked in here has left the child no starter.
+            let now = if joined { 0 } else { handle };
+            let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
+            let _ = START.starter_handle.compare_exchange(JOINED, now, release, relaxed);
             joined
         }
     }
 }
 
+/// Whether the calling thread has a real-time policy.
+fn is_real_time() -> bool {
+    // SAFETY: the call only reads this thread's policy.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    policy >= 0 && matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR)
+}
+
 /// Returns whether the C library counts no thread of tenure's that starts.
 fn is_uncounted() -> bool {
-    !START.starting.load(Ordering::Acquire) && join_starter()
+    // A child of `_Fork` or of a raw clone has no such thread.
+    let is_elsewhere = START.created_in.load(Ordering::Relaxed) != launcher::process_number();
+    is_elsewhere || !START.starting.load(Ordering::Acquire) && join_starter()
 }
 
 /// Waits until the C library counts no thread of tenure's. The process ends with the last thread
 /// that it counts, and if that were tenure's, the program's handlers would run on it.
 ///
 /// A start takes some milliseconds at most, and the caller may not be allowed to sleep: so it looks
-/// again and again before it does.
+/// again and again before it does, unless the starter could not run meanwhile. (A thread with
+/// SCHED_FIFO looked for 90 ms, and RLIMIT_RTTIME killed it.)
 pub fn wait_until_uncounted() {
-    for _ in 0..LOOKS {
+    let is_real_time = START.is_real_time.load(Ordering::Relaxed);
+    for _ in 0..if is_real_time { 1 } else { LOOKS } {
         if is_uncounted() {
             return;
         }

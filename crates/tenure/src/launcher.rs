@@ -38,6 +38,12 @@ pub fn watch_forks() {
     fork::register(&SERVICE);
 }
 
+/// Returns a number that differs between a process and its children, also those of `_Fork` and of a
+/// raw `clone`. Makes no system call from the second call on, if the kernel has MADV_WIPEONFORK.
+pub fn process_number() -> u64 {
+    crate::os::generation::current()
+}
+
 /// Returns whether this memory belongs to the calling process, also if it is a child of a raw
 /// `clone`. `false` in a child of `vfork`.
 pub fn owns_its_memory() -> bool {

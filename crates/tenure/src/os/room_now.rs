@@ -19,6 +19,13 @@ pub(crate) struct Room {
     pub free: u64,
 }
 
+impl Room {
+    /// Whether a memory cgroup has a limit.
+    pub fn is_limited(self) -> bool {
+        self != NO_LIMIT
+    }
+}
+
 /// The assumed room of a memory cgroup whose files cannot be seen (a container without
 /// `/sys/fs/cgroup`). The cgroup may have any limit, and the kernel kills the process for memory
 /// that it keeps beyond it.

@@ -72,12 +72,15 @@ pub(super) fn recover() {
     }
 }
 
-/// Whether so many bytes may wait without a fresh reading.
+/// Whether so many bytes may wait without a fresh reading. Under a cgroup's limit the program may
+/// have used up what was free at an older reading, and the kernel kills for the rest.
 fn is_small(waits: u64) -> bool {
     let Some(known) = KNOWN.lock_signals_blocked_unless_forking() else { return false };
     let Some((room, at)) = known.room else { return false };
     let free = room.group.free.min(room.machine.free);
-    at.elapsed() < SMALL_FRESH && waits <= (free / SMALL_SHARE).min(settings::pending_max())
+    !room.group.is_limited()
+        && at.elapsed() < SMALL_FRESH
+        && waits <= (free / SMALL_SHARE).min(settings::pending_max())
 }
 
 /// `None`: a fork is under way for which this thread must not wait.
@@ -94,17 +97,24 @@ fn room() -> Option<RoomNow> {
     })
 }
 
-/// The number of resident bytes that may wait.
+/// The number of resident bytes that may wait. None may if no worker tears them down.
 ///
 /// Let a program touch memory R times as fast as one thread tears it down. It reaches the limit
 /// before the teardown is done if more than free / (R - 1) waits. Zeroing a page takes two to five
 /// times as long as freeing one. So R is below 1 for one thread, and R = 2 takes several threads
-/// that do nothing else. So under a cgroup's limit as much may wait as is free. The whole machine
-/// has reserves, and it reclaims before it kills, so four times as much as is free may wait.
+/// that do nothing else. So under a cgroup's limit as much may wait as is free, but only while the
+/// worker runs: one that was just started may get no processor for milliseconds. (Threads that
+/// touched 100 MiB after the first `munmap` of 100 MiB, in groups of 110 to 150 MiB, were killed 29
+/// times of 120, and never when the worker ran before.) The whole machine has reserves, and it
+/// reclaims before it kills, so four times as much as is free may wait.
 fn allowance() -> Option<u64> {
     let room = room()?;
+    let is_served = match room.group.is_limited() {
+        true => worker::running(),
+        false => worker::is_coming(),
+    };
     let most = room.group.free.min(room.machine.free.saturating_mul(4));
-    Some(most.min(settings::pending_max()))
+    Some(if is_served { most.min(settings::pending_max()) } else { 0 })
 }
 
 /// The most resident bytes that may be waiting: no more than the process has. `None`: a fork is
@@ -116,6 +126,12 @@ fn waiting() -> Option<u64> {
         bytes => bytes.min(resident_bytes().unwrap_or(u64::MAX)),
     })
 }
+
+/// How long a caller sleeps before it looks again.
+const SHORT_WAIT: Duration = Duration::from_micros(100);
+/// How long a caller waits for chunks that other threads tear down. One of them may be this thread
+/// itself, which a signal's handler has interrupted.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Tears down until the waiting memory is within its bound. Tears down all of it if no worker runs
 /// to do so.
@@ -130,20 +146,21 @@ fn within_bound() -> Option<()> {
     if worker::is_coming() && is_small(bytes) {
         return Some(());
     }
+    let mut waited = Duration::ZERO;
     loop {
         let waits = waiting()?;
-        if waits == 0 || (worker::is_coming() && waits <= allowance()?) {
+        if waits == 0 || waits <= allowance()? {
             return Some(());
         }
         match teardown::help() {
             teardown::Chunk::Done(_) => {}
-            // Other threads tear down the last chunks, so these go soon.
-            teardown::Chunk::None if worker::is_coming() => return Some(()),
+            // Other threads tear down the last chunks.
             teardown::Chunk::None => {
-                if queue::lock_unless_forking()?.is_empty() {
+                if queue::lock_unless_forking()?.is_empty() || waited >= LONGEST_WAIT {
                     return Some(());
                 }
-                std::thread::sleep(Duration::from_micros(100));
+                std::thread::sleep(SHORT_WAIT);
+                waited += SHORT_WAIT;
             }
             // The worker tries again.
             teardown::Chunk::Failed => return Some(()),

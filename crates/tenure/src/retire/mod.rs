@@ -54,9 +54,9 @@
 //! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory
 //! cgroup, in `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the
 //! resident bytes that wait never exceed the free bytes under the memory cgroup's limit, four times
-//! the free bytes of the machine, and
-//! [`Settings::pending_max`]. Beyond that the caller tears down a part before it returns. Under pressure the
-//! worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
+//! the free bytes of the machine, and [`Settings::pending_max`]. Under such a limit nothing waits
+//! before the worker runs. Beyond that the caller tears down a part before it returns. Under
+//! pressure the worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
 //! space, mappings or locks, tenure tears down all waiting memory and makes the call again.
 //! [`drain`] waits for all of it. A program need do nothing at exit.
 //!
