@@ -160,6 +160,11 @@ pub fn without_huge_pages() {
 
 /// Waits until `done`; `false`: that took longer than [`PATIENCE`].
 pub fn waited(mut done: impl FnMut() -> bool) -> bool {
+    // Without a thread in a forked child: one that the parent was starting may have left the standard
+    // library's lock of threads locked there.
+    if done() {
+        return true;
+    }
     let (start, deadline) = (Instant::now(), Deadline::after(PATIENCE));
     loop {
         if done() {
