@@ -46,8 +46,8 @@ struct Start {
     creator: AtomicUsize,
     /// The number of the process in which the last starter was created.
     created_in: AtomicU64,
-    /// The starter has its creator's real-time policy: it does not run beside a thread that looks
-    /// again and again.
+    /// The starter's creator has a real-time policy: the starter does not run beside a thread that
+    /// looks again and again with that policy.
     is_real_time: AtomicBool,
     /// No keeper is started in this process any more.
     never: AtomicBool,

@@ -35,6 +35,8 @@ struct Source {
     flags: PollFlags,
 }
 
+const PSI: &str = "/proc/pressure/memory";
+
 /// 70 ms of stall within 1 s. The kernel refuses an unprivileged trigger whose window is no
 /// multiple of 2 s (6.5+). The second trigger has such a window, and is tried next.
 const TRIGGERS: [&str; 2] = ["some 70000 1000000", "some 150000 2000000"];
@@ -52,6 +54,11 @@ impl PressureWatch {
         }
     }
 
+    /// Returns whether the kernel reports the machine's pressure.
+    pub fn has_psi() -> bool {
+        Path::new(PSI).exists()
+    }
+
     /// Opens every source that this kernel and this user's rights allow.
     pub fn open(group: Option<&MemoryGroup>) -> PressureWatch {
         let mut sources = Vec::new();
@@ -60,7 +67,7 @@ impl PressureWatch {
                 sources.push(Source { name, fd, flags });
             }
         };
-        add("psi", psi(Path::new("/proc/pressure/memory")));
+        add("psi", psi(Path::new(PSI)));
         if let Some(group) = group {
             if group.v2 {
                 add("cgroup psi", psi(&group.path.join("memory.pressure")));

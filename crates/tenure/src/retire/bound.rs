@@ -103,18 +103,19 @@ fn room() -> Option<RoomNow> {
 /// before the teardown is done if more than free / (R - 1) waits. Zeroing a page takes two to five
 /// times as long as freeing one. So R is below 1 for one thread, and R = 2 takes several threads
 /// that do nothing else. So under a cgroup's limit as much may wait as is free, but only while the
-/// worker runs: one that was just started may get no processor for milliseconds. (Threads that
+/// worker runs, and a sixteenth while it starts: it may get no processor for milliseconds. (Threads that
 /// touched 100 MiB after the first `munmap` of 100 MiB, in groups of 110 to 150 MiB, were killed 29
 /// times of 120, and never when the worker ran before.) The whole machine has reserves, and it
 /// reclaims before it kills, so four times as much as is free may wait.
 fn allowance() -> Option<u64> {
     let room = room()?;
-    let is_served = match room.group.is_limited() {
-        true => worker::running(),
-        false => worker::is_coming(),
+    let group = match worker::running() {
+        true => room.group.free,
+        false if worker::is_coming() => room.group.free / SMALL_SHARE,
+        false => return Some(0),
     };
-    let most = room.group.free.min(room.machine.free.saturating_mul(4));
-    Some(if is_served { most.min(settings::pending_max()) } else { 0 })
+    let most = group.min(room.machine.free.saturating_mul(4));
+    Some(most.min(settings::pending_max()))
 }
 
 /// The most resident bytes that may be waiting: no more than the process has. `None`: a fork is

@@ -54,8 +54,8 @@
 //! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory
 //! cgroup, in `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the
 //! resident bytes that wait never exceed the free bytes under the memory cgroup's limit, four times
-//! the free bytes of the machine, and [`Settings::pending_max`]. Under such a limit nothing waits
-//! before the worker runs. Beyond that the caller tears down a part before it returns. Under
+//! the free bytes of the machine, and [`Settings::pending_max`]. Under such a limit a sixteenth
+//! waits before the worker runs. Beyond that the caller tears down a part before it returns. Under
 //! pressure the worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
 //! space, mappings or locks, tenure tears down all waiting memory and makes the call again.
 //! [`drain`] waits for all of it. A program need do nothing at exit.
@@ -145,7 +145,9 @@ pub struct Pending {
 /// ```
 ///
 /// # Cost
-/// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved.
+/// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved. The first call makes
+/// [`prepare`]'s as well. Under a memory cgroup's limit it gives memory back until a sixteenth of what
+/// is free waits, or the worker runs.
 ///
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a
@@ -269,8 +271,7 @@ pub(crate) fn least() -> usize {
 
 /// Registers the fork handlers and starts the worker. It allocates, so an allocator's munmap must
 /// not call it; [`wants_keeper`] tells when the program should. Before this call [`munmap_raw`]
-/// works in slices. [`munmap`] makes it by itself. It costs 0.1 ms the first time, and a few loads
-/// later.
+/// works in slices. [`munmap`] makes it by itself. It costs 0.5 ms the first time, and 10 µs later.
 ///
 /// ```
 /// tenure::retire::prepare()?; // at the program's start; munmap does it otherwise

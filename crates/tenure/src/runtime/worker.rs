@@ -502,7 +502,7 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
 }
 
 /// Hears of pressure on a thread of its own, which wakes only when the kernel reports something, or
-/// to end. It ends at once where there is no source: to look for one here, and to close it again,
+/// to end. It ends at once where no source can be opened. To open one here, and to close it again,
 /// would make the caller of [`start`] wait 10 to 20 ms (the kernel waits for all readers of a PSI
 /// trigger).
 fn listen(bell: Option<Bell>) {
@@ -510,7 +510,12 @@ fn listen(bell: Option<Bell>) {
         return;
     }
     let told = Told::by_environment();
-    if told == Told::Off {
+    let may_open_one = match told {
+        Told::Off => false,
+        Told::Watch { .. } => true,
+        Told::Nothing => PressureWatch::has_psi() || memory_group::own_group().is_some(),
+    };
+    if !may_open_one {
         return;
     }
     let number = &WORKER.numbers[LISTENER];
