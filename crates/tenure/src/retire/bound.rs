@@ -103,10 +103,10 @@ fn room() -> Option<RoomNow> {
 /// before the teardown is done if more than free / (R - 1) waits. Zeroing a page takes two to five
 /// times as long as freeing one. So R is below 1 for one thread, and R = 2 takes several threads
 /// that do nothing else. So under a cgroup's limit as much may wait as is free, but only while the
-/// worker runs, and a sixteenth while it starts: it may get no processor for milliseconds. (Threads that
-/// touched 100 MiB after the first `munmap` of 100 MiB, in groups of 110 to 150 MiB, were killed 29
-/// times of 120, and never when the worker ran before.) The whole machine has reserves, and it
-/// reclaims before it kills, so four times as much as is free may wait.
+/// worker runs, and a sixteenth while it starts: it may get no processor for milliseconds. (Threads
+/// that touched 100 MiB after the first `munmap` of 100 MiB, in groups of 110 to 150 MiB, were
+/// killed 29 times of 120, and never when the worker ran before.) The whole machine has reserves,
+/// and it reclaims before it kills, so four times as much as is free may wait.
 fn allowance() -> Option<u64> {
     let room = room()?;
     let group = match worker::running() {
@@ -128,8 +128,6 @@ fn waiting() -> Option<u64> {
     })
 }
 
-/// How long a caller sleeps before it looks again.
-const SHORT_WAIT: Duration = Duration::from_micros(100);
 /// How long a caller waits for chunks that other threads tear down. One of them may be this thread
 /// itself, which a signal's handler has interrupted.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
@@ -160,8 +158,8 @@ fn within_bound() -> Option<()> {
                 if queue::lock_unless_forking()?.is_empty() || waited >= LONGEST_WAIT {
                     return Some(());
                 }
-                std::thread::sleep(SHORT_WAIT);
-                waited += SHORT_WAIT;
+                std::thread::sleep(teardown::SHORT_WAIT);
+                waited += teardown::SHORT_WAIT;
             }
             // The worker tries again.
             teardown::Chunk::Failed => return Some(()),

@@ -54,10 +54,11 @@
 //! Retired memory belongs to the process until it is torn down: it counts in RSS, in its memory
 //! cgroup, in `VmSize`, and after an `mlockall` meanwhile in `VmLck`. So it is bounded: the
 //! resident bytes that wait never exceed the free bytes under the memory cgroup's limit, four times
-//! the free bytes of the machine, and [`Settings::pending_max`]. Under such a limit a sixteenth
-//! waits before the worker runs. Beyond that the caller tears down a part before it returns. Under
-//! pressure the worker does more at a time. If the kernel refuses one of tenure's own calls for lack of address
-//! space, mappings or locks, tenure tears down all waiting memory and makes the call again.
+//! the free bytes of the machine, and [`Settings::pending_max`]. Before the worker runs, at most a
+//! sixteenth of the free bytes under that limit waits. Beyond that the caller tears down a part
+//! before it returns. Under pressure the worker does more at a time. If the kernel refuses one of
+//! tenure's own calls for lack of address space, mappings or locks, tenure tears down all waiting
+//! memory and makes the call again.
 //! [`drain`] waits for all of it. A program need do nothing at exit.
 //!
 //! A forked child has none of it (`MADV_DONTFORK`), and no worker until the child calls
@@ -145,9 +146,9 @@ pub struct Pending {
 /// ```
 ///
 /// # Cost
-/// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved. The first call makes
-/// [`prepare`]'s as well. Under a memory cgroup's limit it gives memory back until a sixteenth of what
-/// is free waits, or the worker runs.
+/// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved. The first call does the
+/// work of [`prepare`] as well. Under a memory cgroup's limit it also gives memory back until the
+/// worker runs, or at most a sixteenth of what is free waits.
 ///
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a

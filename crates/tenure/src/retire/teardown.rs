@@ -19,7 +19,7 @@ const UNDER_PRESSURE: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// How long this thread sleeps while another thread tears down a chunk.
-const SHORT_WAIT: Duration = Duration::from_micros(100);
+pub(super) const SHORT_WAIT: Duration = Duration::from_micros(100);
 /// The longest sum of these waits: much longer than a chunk takes that can be torn down.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
