@@ -43,6 +43,7 @@ pub mod settings;
 
 pub mod report;
 
+mod allocator;
 mod cancel;
 mod key;
 mod sized;

@@ -172,6 +172,7 @@ programs!(
     lock_guard,
     lock_more,
     no_main,
+    own_hole,
     populate,
     pool,
     retire,

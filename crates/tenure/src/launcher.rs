@@ -1,8 +1,9 @@
-//! Functions for tenure's launcher only.
+//! Functions for tenure's launcher and its C library only.
 
 #![allow(unsafe_code, reason = "hands out memory")]
 
 pub use crate::os::stack::Stack;
+pub use crate::os::thread::is_own_thread;
 
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
@@ -65,7 +66,7 @@ pub fn call_next_allocator(act: impl FnOnce()) -> bool {
     })
 }
 
-/// Memory for the launcher's notes: a heap of its own. Forks hold its lock, and a child that was
+/// Memory for the libraries' own use: a heap that is not the program's. Forks hold its lock, and a child that was
 /// made without fork handlers can use it.
 pub mod heap {
     use std::ptr::NonNull;

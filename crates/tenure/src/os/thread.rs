@@ -11,6 +11,7 @@
 //! `set_current_info`).
 
 use super::stack::Stack;
+use std::cell::Cell;
 use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
@@ -100,6 +101,17 @@ impl Drop for Thread {
     }
 }
 
+thread_local! {
+    /// Each thread's own: whether this module has started it.
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the calling thread is one of tenure's.
+#[inline]
+pub fn is_own_thread() -> bool {
+    IS_OWN.get()
+}
+
 type Body = Box<dyn FnOnce() + Send>;
 
 struct Start {
@@ -110,6 +122,7 @@ struct Start {
 
 /// The first function of the new thread. A panic of the body ends the thread, after its message.
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    IS_OWN.set(true);
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
     if let Some(stack) = start.stack {

@@ -16,6 +16,8 @@ pub(crate) struct Link {
 pub(crate) const JOBS: u32 = 1 << 31;
 /// The kernel is short of memory.
 pub(crate) const PRESSURE: u32 = 1 << 30;
+/// The [listener](super::listener) is wanted.
+pub(crate) const LISTEN: u32 = 1 << 28;
 /// The thread must end; another one takes its place.
 pub(crate) const END: u32 = 1 << 29;
 

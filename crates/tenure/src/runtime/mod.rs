@@ -11,6 +11,7 @@ pub(crate) mod fork;
 mod fork_state;
 pub(crate) mod heap;
 pub(crate) mod job;
+mod listener;
 pub(crate) mod lock;
 pub(crate) mod mailbox;
 pub(crate) mod mapping_room;

@@ -1,18 +1,16 @@
 //! The background thread: it visits the services' tasks, runs jobs for other threads, and sleeps
-//! when it has no work. A second thread hears of memory pressure.
+//! when it has no work.
 
 use super::event::Event;
+use super::fork_state as fork;
 use super::job;
+use super::listener;
 use super::lock::assert_none_held;
-use super::mailbox::{Mailbox, END, JOBS, PRESSURE};
+use super::mailbox::{Mailbox, END, JOBS, LISTEN, PRESSURE};
 use super::services::{self, Next, ServiceId, Visit, MOST};
-use super::{counters, fork_state as fork};
 use crate::error::{Error, Result};
 use crate::os::bell::Bell;
 use crate::os::brief;
-use crate::os::memory_group;
-use crate::os::pressure::{Heard, PressureWatch};
-use crate::os::pressure_told::Told;
 use crate::os::signal::Blocked;
 use crate::os::stack::Stack;
 use crate::os::thread::{can_allocate, spawn_apart};
@@ -44,13 +42,10 @@ struct Worker {
     filters: AtomicU32,
     /// The second of the monotonic clock before which no caller [starts](start_unasked) it unasked.
     not_before: AtomicU64,
-    /// Whether a thread listens for pressure. It ends with the background thread.
-    listening: AtomicBool,
-    /// The kernel's numbers of both threads; 0: none yet.
-    numbers: [AtomicI32; 2],
-    /// The stacks of both threads. The thread that has set the state to [`STARTING`] starts the
-    /// first thread, which starts the second.
-    stacks: [Stack; 2],
+    /// The kernel's number of the thread; 0: none yet.
+    thread: AtomicI32,
+    /// Used by the thread that has set the state to [`STARTING`].
+    stack: Stack,
     /// Descriptors that the thread copies into its own table, where the program cannot close them;
     /// -1: none.
     kept: [AtomicI32; KEPT],
@@ -63,9 +58,6 @@ const RUNNING: u32 = 2;
 /// could wait for ever for a moment in which no other caller starts a thread.)
 const ENDED: u32 = 3;
 const KEPT: usize = 2;
-/// Indices into `numbers`.
-const KEEPER: usize = 0;
-const LISTENER: usize = 1;
 
 /// For the whole process: there is one background thread.
 static WORKER: Worker = Worker {
@@ -79,9 +71,8 @@ static WORKER: Worker = Worker {
     guarded: AtomicBool::new(false),
     filters: AtomicU32::new(0),
     not_before: AtomicU64::new(0),
-    listening: AtomicBool::new(false),
-    numbers: [const { AtomicI32::new(0) }; 2],
-    stacks: [const { Stack::new() }; 2],
+    thread: AtomicI32::new(0),
+    stack: Stack::new(),
     kept: [const { AtomicI32::new(-1) }; KEPT],
 };
 
@@ -118,11 +109,21 @@ pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
 }
 
-/// Starts the thread unless it runs, and waits until it does.
+/// Starts the thread unless it runs, and waits until it does. From then on a second thread listens
+/// for memory pressure.
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub(crate) fn start(call: &'static str) -> Result<()> {
+    start_alone(call)?;
+    if !listener::is_there() {
+        WORKER.mailbox.post(LISTEN);
+    }
+    Ok(())
+}
+
+/// [`start`] for work that needs no reports of pressure.
+fn start_alone(call: &'static str) -> Result<()> {
     loop {
         let process = generation::current();
         create(call)?;
@@ -269,7 +270,7 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     }
-    WORKER.numbers.iter().all(|number| tid::wait_for_end(number, until))
+    tid::wait_for_end(&WORKER.thread, until) && listener::wait_for_end(until)
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
@@ -285,7 +286,7 @@ fn create_new(call: &'static str, process: u64) -> Result<()> {
             run(number);
         }
     };
-    let started = spawn_apart("tenure-keeper", &WORKER.stacks[KEEPER], body);
+    let started = spawn_apart("tenure-keeper", &WORKER.stack, body);
     if let Err(error) = started {
         set_failed(number);
         let errno = rustix::io::Errno::from_io_error(&error);
@@ -349,10 +350,10 @@ pub(crate) fn on_worker<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
     let mut act = act;
     loop {
         let process = generation::current();
-        start("on_worker").ok()?;
+        start_alone("on_worker").ok()?;
         // A thread that should have replaced another may have failed to start.
         let see = || {
-            if start("on_worker").is_err() {
+            if start_alone("on_worker").is_err() {
                 job::refuse_all(WORKER.mailbox.take_jobs());
             }
         };
@@ -371,8 +372,8 @@ pub(crate) fn reset_in_child() {
     WORKER.state.store(NONE, Ordering::Release);
     WORKER.stop.store(0, Ordering::Release);
     WORKER.guarded.store(false, Ordering::Release);
-    WORKER.listening.store(false, Ordering::Release);
-    WORKER.numbers.iter().for_each(|number| number.store(0, Ordering::Release));
+    WORKER.thread.store(0, Ordering::Release);
+    listener::reset_in_child();
     job::reset_in_child();
     IS_WORKER.set(false);
 }
@@ -393,7 +394,7 @@ fn run(number: u64) {
         return set_failed(number);
     }
     IS_WORKER.set(true);
-    WORKER.numbers[KEEPER].store(tid::own(), Ordering::Release);
+    WORKER.thread.store(tid::own(), Ordering::Release);
     // If the kernel cannot give the thread a table of its own (before 5.9, or refused), the thread
     // uses the program's. Then all works while the program closes no descriptor that is not its
     // own.
@@ -418,12 +419,14 @@ fn run(number: u64) {
     WORKER.guarded.store(private && there, Ordering::Release);
     // In the program's table another file could take its number.
     let bell = private.then(Bell::new).flatten();
-    listen(bell);
     set_state(RUNNING);
     // A child's thread finds its parent's services, and their unfinished work.
     let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
     loop {
         let wanted = WORKER.mailbox.take();
+        if wanted & LISTEN != 0 {
+            listener::start(bell, &WORKER.mailbox);
+        }
         if wanted & JOBS != 0 {
             job::run_all(WORKER.mailbox.take_jobs());
         }
@@ -434,7 +437,8 @@ fn run(number: u64) {
             asked && stop.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if stopped || asked && number <= WORKER.end.load(Ordering::Acquire) {
             // The other bits are for the next thread.
-            WORKER.mailbox.post(wanted & !END);
+            let listen = if listener::is_there() { LISTEN } else { 0 };
+            WORKER.mailbox.post(wanted & !END | listen);
             // First: a thread that finds a page of zeros, which nothing watches any more, asks next
             // whether this thread has the copies.
             WORKER.guarded.store(false, Ordering::SeqCst);
@@ -446,7 +450,7 @@ fn run(number: u64) {
             if let Some(bell) = bell {
                 bell.ring();
                 bell.close();
-                WORKER.listening.store(false, Ordering::Release);
+                listener::ends();
             }
             // A restart continues from either state.
             set_state(if stopped { NONE } else { ENDED });
@@ -498,69 +502,6 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
         Next::AtOnce => Due::At(Instant::now()),
         Next::After(pause) => Due::At(Instant::now() + pause),
         Next::WhenStirred => Due::WhenStirred,
-    }
-}
-
-/// Hears of pressure on a thread of its own, which wakes only when the kernel reports something, or
-/// to end. It ends at once where no source can be opened. To open one here, and to close it again,
-/// would make the caller of [`start`] wait 10 to 20 ms (the kernel waits for all readers of a PSI
-/// trigger).
-fn listen(bell: Option<Bell>) {
-    if WORKER.listening.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    let told = Told::by_environment();
-    let may_open_one = match told {
-        Told::Off => false,
-        Told::Watch { .. } => true,
-        Told::Nothing => PressureWatch::has_psi() || memory_group::own_group().is_some(),
-    };
-    if !may_open_one {
-        return;
-    }
-    let number = &WORKER.numbers[LISTENER];
-    number.store(0, Ordering::Release);
-    let hear = move || {
-        // Without copies of the descriptors in its table. Such copies would keep ranges watched
-        // that no thread can take back any more.
-        let mut keep = bell.map(Bell::descriptor);
-        if uffd::private_descriptor_table(keep.as_mut_slice()).is_ok() {
-            own_table::has_own_table();
-        }
-        number.store(tid::own(), Ordering::Release);
-        WORKER.changed.ring();
-        if can_allocate() {
-            hear_of_pressure(told, bell);
-        }
-    };
-    // Without that thread pressure is noticed at the next visit.
-    let started = spawn_apart("tenure-pressure", &WORKER.stacks[LISTENER], hear);
-    if started.is_ok() {
-        // `stop` must know the thread, and the thread's table must have the bell.
-        WORKER.changed.wait_until(|| number.load(Ordering::Acquire) != 0);
-    }
-    WORKER.listening.store(started.is_ok(), Ordering::Release);
-}
-
-/// Runs until the bell is rung, or there is no source any more.
-fn hear_of_pressure(told: Told, bell: Option<Bell>) {
-    let open = |told: &Told| PressureWatch::as_told(told, memory_group::own_group().as_ref());
-    let mut sources = open(&told);
-    while !sources.is_empty() {
-        match sources.wait(bell) {
-            Heard::Pressure => {
-                // Counted before any memory is given up for it.
-                counters::add(&counters::COUNTERS.pressure_events, 1);
-                services::all().filter_map(|(_, s)| s.on_pressure).for_each(|act| act());
-                WORKER.mailbox.post(PRESSURE);
-            }
-            Heard::Nothing => {}
-            // The source that the service manager named has ended, and is not opened again.
-            Heard::Gone => sources = open(&Told::Nothing),
-            Heard::Bell => return,
-        }
-        // The kernel reports at every reclaim; more frequent action gains nothing.
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -1,0 +1,120 @@
+//! The second thread: it hears of memory pressure, and sleeps until the kernel reports some. Only
+//! what keeps memory that can be given up needs it: volatile ranges, caches, free blocks of the pool.
+
+use super::counters;
+use super::event::Event;
+use super::mailbox::{Mailbox, PRESSURE};
+use super::services;
+use crate::os::bell::Bell;
+use crate::os::pressure::{Heard, PressureWatch};
+use crate::os::pressure_told::Told;
+use crate::os::stack::Stack;
+use crate::os::thread::{can_allocate, spawn_apart};
+use crate::os::{memory_group, own_table, tid, uffd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+struct Listener {
+    /// Whether the background thread has tried to start it. It ends with the background thread.
+    is_there: AtomicBool,
+    /// The kernel's number of the thread; 0: none yet.
+    thread: AtomicI32,
+    /// Rung when `thread` is set.
+    known: Event,
+    /// Used by the background thread.
+    stack: Stack,
+}
+
+/// For the whole process: there is one such thread.
+static LISTENER: Listener = Listener {
+    is_there: AtomicBool::new(false),
+    thread: AtomicI32::new(0),
+    known: Event::new(),
+    stack: Stack::new(),
+};
+
+/// Returns whether the background thread has started the thread, or has found that it cannot.
+pub(super) fn is_there() -> bool {
+    LISTENER.is_there.load(Ordering::Acquire)
+}
+
+/// Starts the thread, unless it is there. Called by the background thread, in whose table the bell
+/// is.
+///
+/// The thread opens the sources itself, and ends at once where none can be opened. To open one, and
+/// to close it again, takes 10 to 20 ms (the kernel waits for all readers of a PSI trigger).
+pub(super) fn start(bell: Option<Bell>, mailbox: &'static Mailbox) {
+    if LISTENER.is_there.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let told = Told::by_environment();
+    let may_open_one = match told {
+        Told::Off => false,
+        Told::Watch { .. } => true,
+        Told::Nothing => PressureWatch::has_psi() || memory_group::own_group().is_some(),
+    };
+    if !may_open_one {
+        return;
+    }
+    let thread = &LISTENER.thread;
+    thread.store(0, Ordering::Release);
+    let hear = move || {
+        // Without copies of the descriptors in its table. Such copies would keep ranges watched
+        // that no thread can take back any more.
+        let mut keep = bell.map(Bell::descriptor);
+        if uffd::private_descriptor_table(keep.as_mut_slice()).is_ok() {
+            own_table::has_own_table();
+        }
+        thread.store(tid::own(), Ordering::Release);
+        LISTENER.known.ring();
+        if can_allocate() {
+            hear_of_pressure(told, bell, mailbox);
+        }
+    };
+    // Without that thread pressure is noticed at the next visit, until another background thread
+    // tries again.
+    let started = spawn_apart("tenure-pressure", &LISTENER.stack, hear);
+    if started.is_ok() {
+        // `wait_for_end` must know the thread, and the thread's table must have the bell.
+        LISTENER.known.wait_until(|| thread.load(Ordering::Acquire) != 0);
+    }
+}
+
+/// The background thread has rung the bell.
+pub(super) fn ends() {
+    LISTENER.is_there.store(false, Ordering::Release);
+}
+
+/// Waits until the kernel no longer counts the thread. `false`: it has not ended until then.
+pub(super) fn wait_for_end(until: Instant) -> bool {
+    tid::wait_for_end(&LISTENER.thread, until)
+}
+
+/// In a child, which does not have the thread.
+pub(super) fn reset_in_child() {
+    LISTENER.is_there.store(false, Ordering::Release);
+    LISTENER.known.reset_in_child();
+    LISTENER.thread.store(0, Ordering::Release);
+}
+
+/// Runs until the bell is rung, or there is no source any more.
+fn hear_of_pressure(told: Told, bell: Option<Bell>, mailbox: &Mailbox) {
+    let open = |told: &Told| PressureWatch::as_told(told, memory_group::own_group().as_ref());
+    let mut sources = open(&told);
+    while !sources.is_empty() {
+        match sources.wait(bell) {
+            Heard::Pressure => {
+                // Counted before any memory is given up for it.
+                counters::add(&counters::COUNTERS.pressure_events, 1);
+                services::all().filter_map(|(_, s)| s.on_pressure).for_each(|act| act());
+                mailbox.post(PRESSURE);
+            }
+            Heard::Nothing => {}
+            // The source that the service manager named has ended, and is not opened again.
+            Heard::Gone => sources = open(&Told::Nothing),
+            Heard::Bell => return,
+        }
+        // The kernel reports at every reclaim; more frequent action gains nothing.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
