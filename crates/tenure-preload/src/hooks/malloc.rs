@@ -4,6 +4,7 @@
 use crate::errno::Errno;
 use crate::serving::ALLOCATIONS;
 use crate::{bootstrap_alloc, counters, keeper, real};
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,12 +35,41 @@ pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
     if !served(size) {
         return None;
     }
+    enter_next_allocator();
     let run = without_waiting_for_forks(|| pool::alloc(size, align, zeroed));
     match run {
         Some(_) => counters::ALLOCATIONS_SERVED.one(),
         None => counters::ALLOCATIONS_PASSED.one(),
     }
     run.map(|run| run.as_ptr().cast())
+}
+
+thread_local! {
+    /// Each thread's own: whether it has called the next allocator.
+    static HAS_ENTERED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets the next allocator prepare itself on the calling thread, as it does at a thread's first
+/// allocation. glibc reads random bytes and makes a heap. A program that then confines itself by a
+/// filter, and allocates a small block, was ended for these calls.
+#[inline]
+fn enter_next_allocator() {
+    if !HAS_ENTERED.get() {
+        enter_first();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn enter_first() {
+    let (Some(malloc), Some(free)) = (real::malloc(), real::free()) else { return };
+    let _errno = Errno::keep();
+    // SAFETY: a plain allocation, which is given back at once.
+    let enter = || unsafe { free(malloc(1)) };
+    // Where another thread teaches or forks, a later allocation does it.
+    if call_next_allocator(enter) {
+        HAS_ENTERED.set(true);
+    }
 }
 
 /// For the whole process: the next allocator is glibc's. It adapts to the large blocks that are

@@ -26,6 +26,11 @@ fn handlers_at_exit_run_on_the_programs_threads() {
 
 /// The end of a thread makes no call that its filter may not allow.
 #[test]
+fn a_small_block_after_a_filter_is_allocated() {
+    program!("small_after_filter.c").same_under_all_options();
+}
+
+#[test]
 fn a_confined_thread_ends() {
     program!("confined_thread.c").same_under_all_options();
 }
