@@ -56,7 +56,10 @@ unsafe impl GlobalAlloc for Allocator {
         if !is_own_thread() && step(layout) < OF_MALLOC {
             free_put_by();
             // SAFETY: the call takes numbers only. Large blocks come from the kernel, untouched.
-            return unsafe { libc::calloc(rounded(layout.size()), 1) }.cast();
+            let block = unsafe { libc::calloc(rounded(layout.size()), 1) };
+            if let Some(block) = if_even(block) {
+                return block;
+            }
         }
         // SAFETY: the caller promises a layout of at least one byte.
         let block = unsafe { self.alloc(layout) };
@@ -84,25 +87,6 @@ unsafe impl GlobalAlloc for Allocator {
             free_put_by();
         }
     }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !is_own_thread() && step(layout) < OF_MALLOC && !is_of_heap(block, layout) {
-            // SAFETY: a block of malloc, which the caller gives up if this succeeds.
-            return unsafe { libc::realloc(block.cast(), rounded(size)) }.cast();
-        }
-        // SAFETY: the caller promises that the size, rounded up to the alignment, is no overflow.
-        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller promises at least one byte, and gives up the old block, which has its
-        // old size, if this succeeds.
-        unsafe {
-            let new = self.alloc(wanted);
-            if !new.is_null() {
-                new.copy_from_nonoverlapping(block, size.min(layout.size()));
-                self.dealloc(block, layout);
-            }
-            new
-        }
-    }
 }
 
 /// malloc may align smaller blocks less.
@@ -115,12 +99,26 @@ fn from_malloc(layout: Layout) -> *mut u8 {
     let size = rounded(layout.size());
     if step(layout) < OF_MALLOC {
         // SAFETY: the call takes a number only.
-        return unsafe { libc::malloc(size) }.cast();
+        let block = unsafe { libc::malloc(size) };
+        if let Some(block) = if_even(block) {
+            return block;
+        }
     }
     let mut block = ptr::null_mut();
     // SAFETY: the call writes the local, or fails and leaves the null.
     unsafe { libc::posix_memalign(&mut block, 2 * step(layout), size) };
     block.cast()
+}
+
+/// A new block of malloc that lies at an even multiple of the smallest step, as the C standard promises.
+/// Otherwise it is freed: a program's own malloc may align less.
+fn if_even(block: *mut c_void) -> Option<*mut u8> {
+    if block as usize % OF_MALLOC == 0 {
+        return Some(block.cast());
+    }
+    // SAFETY: malloc has just made the block for this call alone.
+    unsafe { libc::free(block) };
+    None
 }
 
 fn from_heap(layout: Layout) -> *mut u8 {

@@ -173,6 +173,7 @@ programs!(
     lock_more,
     no_main,
     own_hole,
+    own_malloc,
     populate,
     pool,
     retire,
