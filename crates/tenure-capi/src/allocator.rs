@@ -15,7 +15,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use tenure_core::launcher::{heap, is_own_thread};
 
 struct Allocator;
@@ -27,6 +27,9 @@ static ALLOCATOR: Allocator = Allocator;
 /// For the whole process: the blocks of malloc that tenure's threads have put by. Each one's first
 /// word is the address of the next one.
 static PUT_BY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// For the whole process: whether the heap has been told to keep addresses in reserve.
+static KEEPS_SPARE: AtomicBool = AtomicBool::new(false);
 
 /// malloc aligns each block to this, if the block has a multiple of so many bytes.
 const OF_MALLOC: usize = 16;
@@ -122,6 +125,10 @@ fn if_even(block: *mut c_void) -> Option<*mut u8> {
 }
 
 fn from_heap(layout: Layout) -> *mut u8 {
+    // A failed allocation on tenure's threads would end the process.
+    if !KEEPS_SPARE.swap(true, Ordering::Relaxed) {
+        heap::keep_spare();
+    }
     let step = step(layout);
     if 2 * step > OF_HEAP {
         return ptr::null_mut();

@@ -76,6 +76,11 @@ pub mod heap {
         crate::runtime::heap::allocate(bytes).ok()
     }
 
+    /// Keeps addresses for blocks that are allocated where the process has no more (`RLIMIT_AS`).
+    pub fn keep_spare() {
+        crate::runtime::heap::keep_spare();
+    }
+
     /// Gives a block back.
     ///
     /// # Safety

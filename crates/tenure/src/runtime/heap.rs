@@ -5,14 +5,16 @@
 //! ends the process. Here a failed allocation is an error, and the lock comes after all others.
 //!
 //! Blocks have sizes of powers of two. They are cut from chunks, which are never unmapped. Each
-//! size has a list of free blocks. A block above the largest size is a mapping of its own.
+//! size has a list of free blocks. A block above the largest size is a mapping of its own. Where
+//! nothing can be mapped, chunks and large blocks come from reserved addresses, if the caller has
+//! [kept some](keep_spare).
 
 #![allow(unsafe_code, reason = "hands out memory")]
 
 use super::fork_state;
 use super::lock::{Lock, Rank};
 use super::services::Service;
-use crate::os::{page_size, reserve};
+use crate::os::{advise, arena, page_size, reserve};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ptr::NonNull;
@@ -32,8 +34,79 @@ struct Blocks {
     uncut: usize,
 }
 
+/// Reserved addresses, of which nothing is accessible before it is needed: a process at its limit of
+/// addresses (`RLIMIT_AS`) may still make reserved ones accessible.
+#[derive(Clone, Copy)]
+struct Spare {
+    /// 0: there are none.
+    start: usize,
+    /// The start of the next block.
+    uncut: usize,
+    /// The first free block of each size, a power of two from a chunk on; 0: there is none.
+    free: [usize; SPARE_SIZES],
+}
+
+const SPARE_SIZES: usize = 9;
+/// As much as the largest block.
+const SPARE: usize = CHUNK << (SPARE_SIZES - 1);
+
+struct Heap {
+    blocks: [Blocks; SIZES],
+    spare: Spare,
+}
+
+impl Heap {
+    const EMPTY: Heap = Heap {
+        blocks: [Blocks { free: 0, uncut: 0 }; SIZES],
+        spare: Spare { start: 0, uncut: 0, free: [0; SPARE_SIZES] },
+    };
+}
+
+impl Spare {
+    fn holds(&self, at: usize) -> bool {
+        self.start != 0 && (self.start..self.start + SPARE).contains(&at)
+    }
+
+    /// Returns the number of the size of a block.
+    fn size_of(bytes: usize) -> usize {
+        bytes.max(CHUNK).next_power_of_two().ilog2() as usize - CHUNK.ilog2() as usize
+    }
+
+    /// Takes a block of at least `bytes`, a multiple of a chunk's alignment.
+    fn take(&mut self, bytes: usize) -> Result<usize, Errno> {
+        if self.start == 0 || bytes > SPARE {
+            return Err(Errno::NOMEM);
+        }
+        let size = Spare::size_of(bytes);
+        let block = self.free[size];
+        if block != 0 {
+            // SAFETY: a free block, in which `give` has stored the next one's address.
+            self.free[size] = unsafe { *(block as *const usize) };
+            return Ok(block);
+        }
+        let (block, end) = (self.uncut, self.uncut + (CHUNK << size));
+        if end > self.start + SPARE {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: a part of the reservation that no block has yet.
+        unsafe { arena::allow(PageRange::new(block, end)) }?;
+        self.uncut = end;
+        Ok(block)
+    }
+
+    /// Takes a block back that nobody uses any more.
+    fn give(&mut self, block: usize, bytes: usize) {
+        let size = Spare::size_of(bytes);
+        // SAFETY: the caller has been given the block by `take`, and nobody uses it any more.
+        let _ = unsafe { advise::drop_pages(PageRange::new(block, block + (CHUNK << size))) };
+        // SAFETY: as above; its first word is inside it and aligned.
+        unsafe { *(block as *mut usize) = self.free[size] };
+        self.free[size] = block;
+    }
+}
+
 /// For the whole process: all threads find the notes of a claim.
-static HEAP: Lock<[Blocks; SIZES]> = Lock::new(Rank::Heap, [Blocks { free: 0, uncut: 0 }; SIZES]);
+static HEAP: Lock<Heap> = Lock::new(Rank::Heap, Heap::EMPTY);
 
 /// For the whole process: the register's entry of the heap.
 static SERVICE: Service = Service {
@@ -44,7 +117,7 @@ static SERVICE: Service = Service {
     recover: || {
         HEAP.reset_in_child();
         // SAFETY: this child has one thread, and that thread has no guard of the lock.
-        *unsafe { HEAP.held_value() } = [Blocks { free: 0, uncut: 0 }; SIZES];
+        *unsafe { HEAP.held_value() } = Heap::EMPTY;
     },
     ..Service::named("heap", &[Rank::Heap])
 };
@@ -62,23 +135,41 @@ pub(crate) fn usable(bytes: usize) -> usize {
     }
 }
 
+/// Reserves addresses for a process that will have none left, 16 MiB. For threads whose allocations
+/// must not fail.
+pub(crate) fn keep_spare() {
+    fork_state::register(&SERVICE);
+    let _ = HEAP.with_also_in_forks(|heap| {
+        if heap.spare.start == 0 {
+            if let Ok(reserved) = arena::reserve(SPARE, CHUNK) {
+                heap.spare = Spare { uncut: reserved.start, start: reserved.start, ..heap.spare };
+            }
+        }
+    });
+}
+
+fn map(len: usize, align: usize) -> Result<usize, Errno> {
+    reserve::map_own(len, align).map(|mapped| mapped.start).map_err(|_| Errno::NOMEM)
+}
+
 /// Allocates a block of at least `bytes`, aligned to 64. About 20 ns; above 32 KiB it is a mapping.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
-    let map = |len, align| reserve::map_own(len, align).map_err(|_| Errno::NOMEM);
     let Some(size) = size_of_block(bytes) else {
         let len = bytes.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
-        return NonNull::new(map(len, page_size())?.start as *mut u8).ok_or(Errno::NOMEM);
+        let spare = || HEAP.with_also_in_forks(|heap| heap.spare.take(len));
+        let at = map(len, page_size()).or_else(|error| spare().unwrap_or(Err(error)))?;
+        return NonNull::new(at as *mut u8).ok_or(Errno::NOMEM);
     };
     fork_state::register(&SERVICE);
     HEAP.with_also_in_forks(|heap| {
-        let blocks = &mut heap[size];
+        let blocks = &mut heap.blocks[size];
         let block = match blocks.free {
             0 => {
                 if blocks.uncut % CHUNK == 0 {
-                    blocks.uncut = map(CHUNK, CHUNK)?.start;
+                    blocks.uncut = map(CHUNK, CHUNK).or_else(|_| heap.spare.take(CHUNK))?;
                 }
                 let block = blocks.uncut;
                 blocks.uncut += SMALLEST << size;
@@ -94,7 +185,7 @@ pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
     })
     // A signal handler that cannot have the lock begins a chunk of its own, and the rest of that
     // chunk is lost.
-    .unwrap_or_else(|| NonNull::new(map(CHUNK, CHUNK)?.start as *mut u8).ok_or(Errno::NOMEM))
+    .unwrap_or_else(|| NonNull::new(map(CHUNK, CHUNK)? as *mut u8).ok_or(Errno::NOMEM))
 }
 
 /// Makes it likely that small blocks can be allocated after the program has used up its addresses.
@@ -116,17 +207,26 @@ pub(crate) unsafe fn free(block: NonNull<u8>, bytes: usize) {
     let at = block.as_ptr() as usize;
     let Some(size) = size_of_block(bytes) else {
         let len = bytes.next_multiple_of(page_size());
-        // SAFETY: the block is a mapping of its own, and the caller promises that it is in use no
-        // more.
-        let _ = unsafe { reserve::unmap(PageRange::new(at, at + len)) };
+        let is_spare = HEAP.with_also_in_forks(|heap| {
+            let is_spare = heap.spare.holds(at);
+            if is_spare {
+                heap.spare.give(at, len);
+            }
+            is_spare
+        });
+        if is_spare == Some(false) {
+            // SAFETY: the block is a mapping of its own, and the caller promises that it is in use
+            // no more.
+            let _ = unsafe { reserve::unmap(PageRange::new(at, at + len)) };
+        }
         return;
     };
     // In a signal handler that cannot have the lock the block is lost.
     let _ = HEAP.with_also_in_forks(|heap| {
         // SAFETY: the caller promises that the block is in use no more; its first word is inside it
         // and aligned.
-        unsafe { *(at as *mut usize) = heap[size].free };
-        heap[size].free = at;
+        unsafe { *(at as *mut usize) = heap.blocks[size].free };
+        heap.blocks[size].free = at;
     });
 }
 
@@ -163,6 +263,36 @@ mod tests {
                     }
                 });
             }
+        });
+    }
+
+    #[test]
+    fn where_no_addresses_are_left_blocks_come_from_the_spare_ones() {
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            keep_spare();
+            let none = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
+            // SAFETY: the call reads the local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &none) }, 0);
+            for round in 0..40u8 {
+                let mut held: [Option<(NonNull<u8>, usize)>; 12] = [None; 12];
+                for (number, place) in held.iter_mut().enumerate() {
+                    let bytes = 3000 << number.min(9);
+                    let block = allocate(bytes).unwrap();
+                    // SAFETY: a new block of at least so many bytes.
+                    unsafe { block.write_bytes(number as u8 + round, bytes) };
+                    *place = Some((block, bytes));
+                }
+                for (number, (block, bytes)) in held.into_iter().flatten().enumerate() {
+                    // SAFETY: this test's block, which it does not use after `free`.
+                    unsafe {
+                        let all = std::slice::from_raw_parts(block.as_ptr(), bytes);
+                        let wanted = number as u8 + round;
+                        assert!(all.iter().all(|byte| *byte == wanted));
+                        free(block, bytes);
+                    }
+                }
+            }
+            assert_eq!(allocate(SPARE + 1), Err(Errno::NOMEM));
         });
     }
 }

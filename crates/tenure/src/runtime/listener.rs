@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 struct Listener {
+    /// Whether the process has anything that needs it. A forked child has the same.
+    is_wanted: AtomicBool,
     /// Whether the background thread has tried to start it. It ends with the background thread.
     is_there: AtomicBool,
     /// The kernel's number of the thread; 0: none yet.
@@ -27,26 +29,37 @@ struct Listener {
 
 /// For the whole process: there is one such thread.
 static LISTENER: Listener = Listener {
+    is_wanted: AtomicBool::new(false),
     is_there: AtomicBool::new(false),
     thread: AtomicI32::new(0),
     known: Event::new(),
     stack: Stack::new(),
 };
 
+/// From now on each background thread starts it.
+pub(super) fn want() {
+    LISTENER.is_wanted.store(true, Ordering::Release);
+}
+
 /// Returns whether the background thread has started the thread, or has found that it cannot.
 pub(super) fn is_there() -> bool {
     LISTENER.is_there.load(Ordering::Acquire)
 }
 
-/// Starts the thread, unless it is there. Called by the background thread, in whose table the bell
-/// is.
+/// Starts the thread, if it is wanted and not there. Called by the background thread, in whose table
+/// the bell is.
 ///
 /// The thread opens the sources itself, and ends at once where none can be opened. To open one, and
 /// to close it again, takes 10 to 20 ms (the kernel waits for all readers of a PSI trigger).
 pub(super) fn start(bell: Option<Bell>, mailbox: &'static Mailbox) {
-    if LISTENER.is_there.swap(true, Ordering::AcqRel) {
+    if is_there() || !LISTENER.is_wanted.load(Ordering::Acquire) {
         return;
     }
+    try_to_start(bell, mailbox);
+    LISTENER.is_there.store(true, Ordering::Release);
+}
+
+fn try_to_start(bell: Option<Bell>, mailbox: &'static Mailbox) {
     let told = Told::by_environment();
     let may_open_one = match told {
         Told::Off => false,
@@ -116,5 +129,60 @@ fn hear_of_pressure(told: Told, bell: Option<Bell>, mailbox: &Mailbox) {
         }
         // The kernel reports at every reclaim; more frequent action gains nothing.
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "forks")]
+mod tests {
+    use crate::runtime::{fork, worker};
+    use std::time::{Duration, Instant};
+
+    fn is_running() -> bool {
+        let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        names
+            .flat_map(|task| std::fs::read_to_string(task.path().join("comm")))
+            .any(|name| name.trim() == "tenure-pressure")
+    }
+
+    fn wait_until_it_runs() {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_running() {
+            assert!(Instant::now() < until, "no thread hears of pressure");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A retire starts the background thread alone. In a child the inherited ranges need the other
+    /// thread, too.
+    #[test]
+    fn it_starts_when_it_is_wanted_and_in_children_of_such_a_process() {
+        if !super::PressureWatch::has_psi() {
+            tenure_testkit::skip!("no pressure reports (PSI) here");
+        }
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            fork::watch();
+            worker::create("test").unwrap();
+            worker::wait_until_started();
+            assert!(!is_running());
+            worker::start("test").unwrap();
+            wait_until_it_runs();
+            // SAFETY: the child has one thread, calls tenure, and exits without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let is_well = std::panic::catch_unwind(|| {
+                    worker::create("test").unwrap();
+                    wait_until_it_runs();
+                });
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(is_well.is_err())) };
+            }
+            let mut status = -1;
+            // SAFETY: the kernel writes the local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+            worker::restart("test", || ()).unwrap();
+            wait_until_it_runs();
+        });
     }
 }

@@ -109,15 +109,20 @@ pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
 }
 
-/// Starts the thread unless it runs, and waits until it does. From then on a second thread listens
-/// for memory pressure.
+/// Starts the thread unless it runs, and the thread that hears of pressure, and waits until both do.
 ///
 /// # Errors
 /// `EAGAIN`: no thread could be created.
 pub(crate) fn start(call: &'static str) -> Result<()> {
+    listener::want();
     start_alone(call)?;
-    if !listener::is_there() {
+    if !listener::is_there() && !is_worker() {
+        let process = generation::current();
         WORKER.mailbox.post(LISTEN);
+        // The C library then maps memory for the second thread. In a program with one thread that
+        // must not come when the program has returned from its first call.
+        let elsewhere = || fork::missed() || generation::current() != process;
+        WORKER.changed.wait_until(|| listener::is_there() || !running() || elsewhere());
     }
     Ok(())
 }
@@ -419,6 +424,7 @@ fn run(number: u64) {
     WORKER.guarded.store(private && there, Ordering::Release);
     // In the program's table another file could take its number.
     let bell = private.then(Bell::new).flatten();
+    listener::start(bell, &WORKER.mailbox);
     set_state(RUNNING);
     // A child's thread finds its parent's services, and their unfinished work.
     let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
@@ -426,6 +432,7 @@ fn run(number: u64) {
         let wanted = WORKER.mailbox.take();
         if wanted & LISTEN != 0 {
             listener::start(bell, &WORKER.mailbox);
+            WORKER.changed.ring();
         }
         if wanted & JOBS != 0 {
             job::run_all(WORKER.mailbox.take_jobs());
@@ -437,8 +444,7 @@ fn run(number: u64) {
             asked && stop.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if stopped || asked && number <= WORKER.end.load(Ordering::Acquire) {
             // The other bits are for the next thread.
-            let listen = if listener::is_there() { LISTEN } else { 0 };
-            WORKER.mailbox.post(wanted & !END | listen);
+            WORKER.mailbox.post(wanted & !END);
             // First: a thread that finds a page of zeros, which nothing watches any more, asks next
             // whether this thread has the copies.
             WORKER.guarded.store(false, Ordering::SeqCst);
