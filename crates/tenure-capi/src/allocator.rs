@@ -130,13 +130,15 @@ fn from_heap(layout: Layout) -> *mut u8 {
         heap::keep_spare();
     }
     let step = step(layout);
-    if 2 * step > OF_HEAP {
-        return ptr::null_mut();
-    }
-    match heap::allocate(step + layout.size()) {
+    let whole = match 2 * step <= OF_HEAP {
+        true => heap::allocate(step + layout.size()),
+        false => None,
+    };
+    match whole {
         // SAFETY: the block has so many bytes more than the layout asks for.
         Some(whole) => unsafe { whole.as_ptr().add(step) },
-        None => ptr::null_mut(),
+        // An arena of malloc's is better than the end of the process.
+        None => from_malloc(layout),
     }
 }
 

@@ -112,6 +112,11 @@ pub fn is_own_thread() -> bool {
     IS_OWN.get()
 }
 
+/// In a child, whose only thread is the program's, also if one of tenure's has forked.
+pub(crate) fn reset_in_child() {
+    IS_OWN.set(false);
+}
+
 type Body = Box<dyn FnOnce() + Send>;
 
 struct Start {

@@ -13,7 +13,7 @@ use crate::os::bell::Bell;
 use crate::os::brief;
 use crate::os::signal::Blocked;
 use crate::os::stack::Stack;
-use crate::os::thread::{can_allocate, spawn_apart};
+use crate::os::thread::{self, can_allocate, spawn_apart};
 use crate::os::tid;
 use crate::os::{generation, own_table, pagemap, seccomp, uffd};
 use rustix::time::{clock_gettime, ClockId};
@@ -116,7 +116,7 @@ pub(crate) fn is_guarded() -> bool {
 pub(crate) fn start(call: &'static str) -> Result<()> {
     listener::want();
     start_alone(call)?;
-    if !listener::is_there() && !is_worker() {
+    if !listener::is_there() && !thread::is_own_thread() {
         let process = generation::current();
         WORKER.mailbox.post(LISTEN);
         // The C library then maps memory for the second thread. In a program with one thread that
@@ -380,6 +380,7 @@ pub(crate) fn reset_in_child() {
     WORKER.thread.store(0, Ordering::Release);
     listener::reset_in_child();
     job::reset_in_child();
+    thread::reset_in_child();
     IS_WORKER.set(false);
 }
 
