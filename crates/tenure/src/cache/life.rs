@@ -175,6 +175,17 @@ mod tests {
         assert_eq!(life.live(), 0);
     }
 
+    /// Else the segment would never be empty, and its memory never be used for other values.
+    #[test]
+    fn a_value_that_is_taken_back_counts_no_more() {
+        let life = Life::new();
+        life.add(1);
+        life.add(1);
+        life.take_back(1);
+        assert_eq!((life.values(), life.live()), (1, 1));
+        assert!(life.leave(1), "the other value was the last one");
+    }
+
     #[test]
     fn a_generation_that_is_over_is_not_read() {
         let (life, pins) = (Life::new(), Count(AtomicU32::new(0)));
