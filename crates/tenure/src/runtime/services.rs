@@ -295,3 +295,25 @@ pub(crate) fn retry<T, E>(
 pub(crate) fn forget(range: PageRange) -> bool {
     all().filter_map(|(_, service)| service.forget).filter(|forget| forget(range)).count() > 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{budget, heap};
+    use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    /// Else two threads, of which one forks, could each wait for a lock that the other one has.
+    #[test]
+    fn forks_hold_the_services_in_the_order_of_their_locks() {
+        in_child(this_test!(), &[], || {
+            // The inner one is registered first.
+            heap::prepare();
+            let _ = budget::share(Instant::now());
+            let (sorted, count) = by_rank();
+            let ranks: Vec<_> =
+                sorted[..count].iter().flatten().map(|entry| entry.1.ranks.first()).collect();
+            assert!(ranks.len() == count && ranks.contains(&Some(&Rank::Heap)), "{ranks:?}");
+            assert!(ranks.contains(&Some(&Rank::Budget)) && ranks.is_sorted(), "{ranks:?}");
+        });
+    }
+}
