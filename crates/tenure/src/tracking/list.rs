@@ -315,6 +315,21 @@ mod tests {
         prop::collection::vec(step, 0..60)
     }
 
+    /// A scan makes a list each time: a program that runs for months would lose its memory.
+    #[test]
+    fn memory_of_a_list_is_used_again() {
+        const ROUNDS: usize = 200;
+        let used: std::collections::HashSet<usize> = (0..ROUNDS)
+            .map(|_| {
+                let mut list = List::of(&[0u64; 8]).unwrap();
+                list.reserve(1500).unwrap();
+                list.as_ptr() as usize
+            })
+            .collect();
+        // Tests beside this one may take a block in between.
+        assert!(used.len() < ROUNDS / 2, "{} blocks for {ROUNDS} lists", used.len());
+    }
+
     proptest! {
         #[test]
         fn behaves_as_a_vec_and_drops_each_value_once(steps in steps()) {
