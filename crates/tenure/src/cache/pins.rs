@@ -115,3 +115,25 @@ pub(super) fn reset_in_child(held: u64) {
     let left = TOKENS.all.load(Ordering::Relaxed) - held as i64 - i64::from(mine);
     TOKENS.left.store(left, Ordering::Relaxed);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    /// Values that are held have some of them, and so has the reserve of the thread that forks.
+    #[test]
+    fn a_child_has_no_more_tokens_than_its_parent() {
+        const ALL: i64 = 256;
+        const HELD: i64 = 3;
+        in_child(this_test!(), &[], || {
+            set_limit(ALL as u64 * SEGMENT as u64);
+            assert!((0..=HELD).all(|_| take()));
+            give();
+            let reserve = MINE.with(|mine| mine.0.get());
+            assert!(reserve > 0, "nothing would be tested");
+            reset_in_child(HELD as u64);
+            assert_eq!((0..2 * ALL).take_while(|_| take()).count() as i64, ALL - HELD);
+        });
+    }
+}
