@@ -160,6 +160,21 @@ fn several_kinds_of_memory_in_one_range() {
     });
 }
 
+/// The kernel has several mappings there, which a gradual lock brings as one.
+#[test]
+fn neighbouring_mappings_of_one_kind_are_brought_whole() {
+    in_child(this_test!(), &[], || {
+        let area = Area::new(6 * MIB / PAGE);
+        // SAFETY: advice for a part of this test's own mapping, which changes no byte.
+        let split = unsafe { libc::madvise(area.page(512).cast(), 2 * MIB, libc::MADV_DONTDUMP) };
+        assert_eq!((split, smaps_over(area.at, 6 * MIB).len()), (0, 3));
+        let mut lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
+        assert_eq!(lock.wait().unwrap().populated, 6 * MIB as u64);
+        assert!(all_present(&area));
+        assert!(area.held().iter().all(|held| *held == Held::OnFault));
+    });
+}
+
 /// Bytes of the pages `[from, to)` that are locked.
 fn locked_pages(area: &Area, from: usize, to: usize) -> usize {
     area.held()[from..to].iter().filter(|held| **held == Held::OnFault).count()
