@@ -253,6 +253,21 @@ fn what_is_unmapped_is_closed() {
     });
 }
 
+/// The same for the next run of a size, whose addresses no run has had.
+#[test]
+fn addresses_of_the_next_run_leave_the_pool() {
+    in_child(this_test!(), &[], || {
+        let len = 4 * MIB;
+        for call in [Call::Uses, Call::Changes, Call::Replaces] {
+            let next = map(len).as_ptr() as usize + len;
+            assert!(!is_free(next, PAGE), "{call:?}: the pool has them");
+            assert!(mapped::let_go(next + MIB, PAGE, call));
+            assert!(is_free(next, len), "{call:?}: the kernel would refuse them");
+            assert!(!mapped::let_go(next + MIB, PAGE, Call::Uses), "{call:?}: they have left");
+        }
+    });
+}
+
 /// An address that no run had yet, but that the next run would have got.
 #[test]
 fn a_mapping_at_a_made_up_address_is_not_handed_out() {
