@@ -317,6 +317,7 @@ fn pages_shared_with_a_child_leave_all_the_same() {
         }
         give(p);
         wait_for("returned", Duration::from_secs(2), |s| s.returned == 1);
+        assert_eq!(pool::stats().returned_bytes, 4 << 20);
         assert_eq!(resident(p, 4 << 20), 0);
         let mut status = 0;
         // SAFETY: our descriptor and child.
