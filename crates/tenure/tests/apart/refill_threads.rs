@@ -154,6 +154,34 @@ fn where_no_descriptor_is_safe_pins_refill_and_touches_are_told() {
     });
 }
 
+/// Else touches would wait for ever for the thread that was not made.
+#[test]
+fn where_no_thread_could_be_made_the_next_object_tries_again() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let made = || {
+            sevens(Refill::pages(|_, bytes| {
+                bytes.fill(7);
+                Ok(())
+            }))
+        };
+        // The background thread is there before.
+        let mut plain = Volatile::new(LEN).unwrap();
+        plain.pin_mut().unwrap().fill(1);
+        assert!(waited(|| plain.purge_now().unwrap() == LEN));
+        let confined = || {
+            let both = [Call::Number(libc::SYS_clone), Call::Number(libc::SYS_clone3)];
+            let refused = |filter: Filter, call| filter.refuse(call, Errno::AGAIN);
+            both.into_iter().fold(Filter::new(), refused).install_this_thread().unwrap();
+            let buffer = made();
+            assert_eq!(purged_and_pinned(&buffer), 7, "a pin needs no thread");
+        };
+        std::thread::scope(|scope| scope.spawn(confined).join().unwrap());
+        let buffer = made();
+        assert_eq!([purged_and_touched(&buffer), purged_and_pinned(&buffer)], [7, 7]);
+    });
+}
+
 /// There it is the only thread, and it has nothing to continue.
 #[test]
 fn a_function_may_fork_at_a_touch_and_return_in_the_child() {
