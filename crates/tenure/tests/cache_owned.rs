@@ -36,6 +36,19 @@ fn a_value_stays_when_all_else_goes() {
     }
 }
 
+/// Functions that take anything with bytes get a value's.
+#[test]
+fn a_value_passes_as_its_bytes() {
+    fn copied(bytes: impl AsRef<[u8]>) -> Vec<u8> {
+        bytes.as_ref().to_vec()
+    }
+    let cache = Cache::<u64>::new().unwrap();
+    for len in [0, 1, 4096, 700_000] {
+        cache.insert(1, &bytes(1, len)).unwrap();
+        assert!(copied(cache.get(&1).unwrap()) == bytes(1, len), "{len} bytes");
+    }
+}
+
 #[test]
 fn the_cache_ends_with_its_last_value() {
     struct Key(u64, std::sync::Arc<AtomicBool>);
