@@ -29,15 +29,17 @@ fn low_priorities_are_offered_first() {
     undisturbed(this_test!(), pressure, || {
         volatile::configure(Settings::default().with_offer_after(Duration::from_millis(400)));
         // Different sizes, so that the statistics distinguish them. The highest is made first.
-        let of = |level: u8, pages: usize| {
-            let priority = Priority::new(level).unwrap();
-            let mut buffer = Volatile::builder(pages * PAGE).priority(priority).build().unwrap();
+        let of = |first: u8, level: u8, pages: usize| {
+            let [first, level] = [first, level].map(|level| Priority::new(level).unwrap());
+            let mut buffer = Volatile::builder(pages * PAGE).priority(first).build().unwrap();
             buffer.pin_mut().unwrap().fill(1);
+            // The last one that was set counts.
+            buffer.set_priority(level);
             buffer
         };
-        let _high = of(7, 1000);
-        let _usual = of(4, 100);
-        let _low = of(0, 10);
+        let _high = of(0, 7, 1000);
+        let _usual = of(4, 4, 100);
+        let _low = of(7, 0, 10);
         // Whatever the machine does meanwhile, a higher priority never goes before a lower one.
         let start = Instant::now();
         let mut seen = vec![0];
