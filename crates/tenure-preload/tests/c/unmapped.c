@@ -145,6 +145,11 @@ static void free_addresses(void) {
     again = mmap(at, len, RW, ANON, -1, 0);
     printf("a hint: %d\n", again == at);
     CHECK(is_zero(again, len) && munmap(again, len) == 0);
+    /* One that asks for a place, not only for an alignment, as a sanitizer's shadow does. */
+    char *place = (char *)(5UL << 40) + 65536;
+    again = mmap(place, len, RW, ANON, -1, 0);
+    printf("a hint elsewhere: %d\n", again == place);
+    CHECK(is_zero(again, len) && munmap(again, len) == 0);
 
     at = holed();
     again = mmap(at + len / 2, len / 4, RW, ANON | MAP_FIXED_NOREPLACE, -1, 0);
