@@ -532,6 +532,8 @@ mod tests {
     /// As in a signal handler whose thread holds a list for which the queue's holder waits.
     #[test]
     fn a_thread_that_has_a_list_does_not_wait_for_the_queue() {
+        // Also where no test ran before: forks hold the lists' and the queue's locks.
+        super::super::forks::watch();
         // A thread that holds a lock must not allocate, so the threads signal each other by a
         // number.
         let step = AtomicU32::new(0);
