@@ -237,6 +237,17 @@ mod tests {
         extents.iter().any(|extent| extent.start <= at && at < extent.end)
     }
 
+    /// Where no memory is left for a list, too much counts as lost, and never too little.
+    #[test]
+    fn without_a_list_all_of_the_range_is_lost() {
+        let range = PageRange { start: 4 << 12, end: 8 << 12 };
+        let mut side = Side::default();
+        assert_eq!(side.lost_of(range).unwrap()[..], [range]);
+        let part = PageRange { start: 5 << 12, end: 6 << 12 };
+        side.losses.push(part).unwrap();
+        assert_eq!(side.lost_of(range).unwrap()[..], [part]);
+    }
+
     proptest! {
         #[test]
         fn what_is_left_is_what_only_the_first_have(
