@@ -250,7 +250,7 @@ impl Drop for Busy {
 
 #[test]
 fn keys_may_use_their_table_while_compared_and_dropped() {
-    let table = Arc::new_cyclic(|_| Table::<Busy>::new(None));
+    let table = Arc::new_cyclic(|_| table::<Busy>());
     let shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
     let key = |number: u64| Busy(number, shared.clone());
     for number in 0..64 {
@@ -298,10 +298,34 @@ fn keys_may_use_their_table_while_compared_and_dropped() {
     assert_eq!(table.len(), 0);
 }
 
+/// As when two threads remove it: one of them has. The cache would count the value twice otherwise.
+#[test]
+fn a_key_that_goes_while_it_is_compared_is_not_removed_again() {
+    let table = Arc::new_cyclic(|_| table::<Busy>());
+    let shared: Shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
+    let key = |number: u64| Busy(number, shared.clone());
+    put(&table, 5, key(1), place(1));
+    put(&table, 5, key(2), place(2));
+    let removals = Arc::new(AtomicUsize::new(0));
+    let action: Action = Box::new({
+        let (shared, removals) = (shared.clone(), removals.clone());
+        move |table| {
+            let gone = table.remove(5, &Busy(1, shared.clone()), &()).is_some();
+            removals.fetch_add(usize::from(gone), Ordering::Relaxed);
+        }
+    });
+    *shared.0.lock().unwrap() = Some(action);
+    let again = table.remove(5, &key(1), &());
+    shared.0.lock().unwrap().take();
+    assert!(again.is_none());
+    assert_eq!((removals.load(Ordering::Relaxed), table.len()), (1, 1));
+    assert!(get(&table, 5, &key(2)).is_some_and(|at| at.same(place(2))));
+}
+
 #[test]
 fn threads_find_what_is_there_and_never_another_keys_place() {
     // The place names the key, so that the test sees a wrong place.
-    let table = Table::<Box<u64>>::new(None);
+    let table = table::<Box<u64>>();
     let own = |key: u64, version: u32| Place::new(key as u32, 1 + version % 1000, 0);
     let spread = |key: u64| (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u32 & 0xFF00_00FF;
     for key in 0..50 {
