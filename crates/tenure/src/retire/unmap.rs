@@ -320,3 +320,36 @@ impl Slices {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Mapping, PageSize};
+    use crate::os::page_size;
+    use tenure_testkit::{in_child, this_test};
+
+    /// Another thread may have mapped its own memory in between by then.
+    #[test]
+    fn what_lies_between_two_pieces_stays_mapped() {
+        in_child(this_test!(), &[], || {
+            let page = page_size();
+            let mut map = Mapping::anonymous_with(5 * page, PageSize::System).unwrap();
+            map.as_mut_slice().fill(7);
+            let at = map.as_ptr() as usize;
+            std::mem::forget(map);
+            let is_mapped = |index: usize| {
+                let mut resident = 0;
+                let address = (at + index * page) as *mut _;
+                // SAFETY: the kernel checks the address, and writes a byte for its one page.
+                unsafe { libc::mincore(address, page, &mut resident) == 0 }
+            };
+            let mut slices = Slices { run: None };
+            for index in [0, 1, 3] {
+                let start = at + index * page;
+                slices.extend(PageRange::new(start, start + page)).unwrap();
+            }
+            slices.flush().unwrap();
+            assert_eq!([0, 1, 2, 3, 4].map(is_mapped), [false, false, true, false, true]);
+        });
+    }
+}
