@@ -323,6 +323,13 @@ fn settings() {
     kit::preload(&mut shell, &[LARGE, ("TENURE_CHILDREN", "no")], None);
     let timed = shell.output().expect("it starts");
     assert_eq!(timed.stdout, b"[]\n0\n", "{}", text(&timed));
+    // Other libraries stay for the children. (The loader passes over those that are not there.)
+    let list = format!("/none/a.so:{}:/none/b.so", kit::library().display());
+    let mut shell = Command::new("/bin/sh");
+    shell.arg("-c").arg("echo \"[$LD_PRELOAD]\"");
+    kit::preload(&mut shell, &[LARGE, ("TENURE_CHILDREN", "no")], None);
+    let timed = kit::attempt(shell.env("LD_PRELOAD", list));
+    assert_eq!(timed.stdout, b"[/none/a.so:/none/b.so]\n", "{}", text(&timed));
 }
 
 /// The report names the program although it writes its state over its arguments, and a lost report
