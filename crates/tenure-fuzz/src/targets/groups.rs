@@ -73,9 +73,10 @@ fn plain(file: &[u8]) -> Option<Option<u64>> {
 fn inactive(stat: &[u8], key: &str) -> Option<u64> {
     let text = std::str::from_utf8(stat).ok().filter(|text| text.ends_with('\n'))?;
     let mut found = text.lines().filter_map(|line| line.strip_prefix(key));
-    let number = found.next()?.parse().ok()?;
-    // Two keys are not the kernel's form.
-    found.next().is_none().then_some(number)
+    let text = found.next()?;
+    let number: u64 = text.parse().ok()?;
+    // Two keys, and zeros before a number, are not the kernel's form.
+    (found.next().is_none() && number.to_string() == text).then_some(number)
 }
 
 /// The four files of a group.

@@ -40,7 +40,7 @@ unsafe extern "C" fn refill(
     if FAILS.get() {
         return 1;
     }
-    for at in (0..len).step_by(page_size()) {
+    for at in (0..len / page_size() * page_size()).step_by(page_size()) {
         // SAFETY: the library passes so many writable bytes.
         unsafe { bytes.byte_add(at).cast::<u64>().write_unaligned(made(offset + at)) };
     }
@@ -99,8 +99,8 @@ impl Buffers {
             return Ok(());
         }
         check(len > 0 && len < 1 << 47, || format!("a buffer of {len:#x} bytes was made"))?;
-        // Only buffers with few pages are written.
-        let pages = len.div_ceil(page_size()).min(64);
+        // Only buffers with few pages are written, and only the pages that are theirs whole.
+        let pages = (len / page_size()).min(64);
         let tags = vec![0; pages];
         let mut buffer =
             Buffer { at, bytes: 0, pages, pins: 0, is_made_again, tags, is_lost: false };

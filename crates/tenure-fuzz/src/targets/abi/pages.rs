@@ -97,6 +97,11 @@ impl Pages {
         self.base + page * page_size()
     }
 
+    fn is_mapped(&self, page: usize) -> bool {
+        // SAFETY: the call changes nothing in memory.
+        unsafe { libc::msync(self.address(page) as P, page_size(), libc::MS_ASYNC) == 0 }
+    }
+
     /// Maps the pages as `PARTS` requires, empty.
     fn map_again(&mut self, first: usize, end: usize) {
         for page in first..end {
@@ -157,6 +162,10 @@ impl Pages {
     fn mark(&mut self, calls: &Calls, input: &mut Unstructured<'_>) -> Result<(), String> {
         let range = self.range(input, 0, PAGES);
         let priority = if once_in(input, 8) { odd(input) as u32 } else { 4 };
+        // The kernel may have put another mapping of the program into the hole.
+        if range.pages().any(|page| part_of(page).1 == 0 && self.is_mapped(page)) {
+            return Ok(());
+        }
         // SAFETY: the area belongs to this program, which relies on no marked page's contents.
         let done = unsafe {
             match once_in(input, 2) {
@@ -251,7 +260,10 @@ impl Pages {
         // After a failed unmark a page may belong to the program again although it is still noted
         // here.
         let any = range.pages().any(|page| self.pages[page].marked);
-        check(said == 0 || said == 1 && any, || format!("is_volatile returned {said}"))?;
+        check(said == 0 || said == 1 && any, || {
+            let pages = range.pages();
+            format!("is_volatile returned {said} for pages {pages:?}, {} bytes", range.len)
+        })?;
         let mut parts = vec![0u64; 5 * 8];
         // SAFETY: there is room for 8 parts of 40 bytes.
         let _ = unsafe {
@@ -381,7 +393,8 @@ impl Pages {
                 false => (calls.munmap_raw)(range.at, range.len),
             }
         };
-        if done == 0 {
+        // A munmap at address 0, where nothing is mapped, succeeds, too.
+        if done == 0 && range.at as usize == self.address(range.first) {
             self.map_again(range.first, range.end);
         }
         Ok(())
