@@ -157,13 +157,13 @@ fn map(len: usize, align: usize) -> Result<usize, Errno> {
 /// # Errors
 /// `ENOMEM`.
 pub(crate) fn allocate(bytes: usize) -> Result<NonNull<u8>, Errno> {
+    fork_state::register(&SERVICE);
     let Some(size) = size_of_block(bytes) else {
         let len = bytes.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
         let spare = || HEAP.with_also_in_forks(|heap| heap.spare.take(len));
         let at = map(len, page_size()).or_else(|error| spare().unwrap_or(Err(error)))?;
         return NonNull::new(at as *mut u8).ok_or(Errno::NOMEM);
     };
-    fork_state::register(&SERVICE);
     HEAP.with_also_in_forks(|heap| {
         let blocks = &mut heap.blocks[size];
         let block = match blocks.free {
@@ -263,6 +263,15 @@ mod tests {
                     }
                 });
             }
+        });
+    }
+
+    #[test]
+    fn a_large_block_alone_is_freed() {
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            let block = allocate(LARGEST + 1).unwrap();
+            // SAFETY: this test's block, with its own number of bytes.
+            unsafe { free(block, LARGEST + 1) };
         });
     }
 

@@ -115,16 +115,22 @@ pub(crate) fn is_guarded() -> bool {
 /// `EAGAIN`: no thread could be created.
 pub(crate) fn start(call: &'static str) -> Result<()> {
     listener::want();
-    start_alone(call)?;
-    if !listener::is_there() && !thread::is_own_thread() {
+    loop {
+        start_alone(call)?;
+        if listener::is_there() || thread::is_own_thread() {
+            return Ok(());
+        }
         let process = generation::current();
         WORKER.mailbox.post(LISTEN);
         // The C library then maps memory for the second thread. In a program with one thread that
         // must not come when the program has returned from its first call.
         let elsewhere = || fork::missed() || generation::current() != process;
         WORKER.changed.wait_until(|| listener::is_there() || !running() || elsewhere());
+        // A child that a handler has made meanwhile has neither thread.
+        if !elsewhere() {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// [`start`] for work that needs no reports of pressure.
