@@ -141,7 +141,6 @@ impl<T> List<T> {
             let bytes = self.capacity * size_of::<T>();
             // SAFETY: the list owns the block. So many values fill more than half of it, so the
             // block's size is that of so many bytes.
-            // bytes has its size.
             unsafe { heap::free(self.at.cast(), bytes) };
         }
     }

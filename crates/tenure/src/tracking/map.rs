@@ -4,8 +4,6 @@
 //! one-page ranges make a list of a few thousand blocks, which stays in the processor's cache.
 //! Changes take memory from spare blocks that were made before the map was locked, because nothing
 //! may be allocated under its lock.
-//! need from spare blocks that were made before the map was locked: nothing is allocated under its
-//! lock.
 
 use super::list::{List, Own};
 use super::state::RangeId;
@@ -62,7 +60,8 @@ impl Block {
         self.offsets.copy_within(at + 1..self.len, at);
         self.ids.copy_within(at + 1..self.len, at);
         self.len -= 1;
-        if at == 0 && self.len > 0 {
+        if at == 0 {
+            // 0 if it was the only entry.
             let first = self.offsets[0];
             self.offsets[..self.len].iter_mut().for_each(|offset| *offset -= first);
             self.base += first as usize;
