@@ -342,8 +342,7 @@ fn offerable_parts(
     pagemap: Option<&Pagemap>,
     split_huge: bool,
 ) -> Result<List<PageRange>, Refusal> {
-    let aligned = range.start % os::HUGE_PAGE == 0 && range.end % os::HUGE_PAGE == 0;
-    if !claim.is_raw() || aligned || split_huge {
+    if !claim.is_raw() || split_huge {
         return Ok(List::of(&[range])?);
     }
     let (low, high) = match range.huge_part() {
@@ -432,5 +431,34 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
             let pages = range.pieces(page_size());
             Ok(pages.filter(|page| read_each_page(*page).is_err()).map(|page| page.len()).sum())
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::tracking::owned::{Losses, OwnedRange};
+    use crate::tracking::{claims, ready};
+    use tenure_testkit::{in_child, this_test};
+
+    /// A program that confines its address space would have none left.
+    #[test]
+    fn the_words_of_a_range_take_a_few_bytes_a_page() {
+        in_child(this_test!(), &[], || {
+            const PAGES: usize = 4096;
+            ready("test").unwrap();
+            let memory = Mapping::anonymous(PAGES * page_size()).unwrap();
+            let owned = OwnedRange::new("test", memory, 4, Losses::AreZeros).unwrap();
+            let mut claim = claims().claim(owned.id(), owned.tracked(), |_| true).unwrap();
+            remember_words(&mut claim, owned.range()).unwrap();
+            let words = claim.side_mut().unwrap().words.as_ref().unwrap();
+            let count = (words.place.len(), words.value.len());
+            let room = words.place.capacity().max(words.value.capacity());
+            drop(claim);
+            assert_eq!(count, (PAGES, PAGES));
+            assert!(room <= 2 * PAGES, "room for {room} words of {PAGES} pages");
+        });
     }
 }
