@@ -322,3 +322,48 @@ fn unknown_is_lost(claim: &Claim, part: PageRange) {
 pub(super) fn is_unknown_lost() -> bool {
     TRACKING.unknown_is_lost.load(Ordering::Acquire)
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::tracking::{ready, unmark};
+    use tenure_testkit::{in_child, this_test};
+
+    /// Makes a range that is known and not volatile.
+    fn known() -> (Mapping, RangeId) {
+        ready("test").unwrap();
+        let memory = Mapping::anonymous(16 * page_size()).unwrap();
+        assert!(mark(memory.range(), None).is_ok());
+        assert!(unmark::unmark(memory.range()).is_ok_and(|lost| lost.is_empty()));
+        let id = exact(memory.range()).unwrap();
+        (memory, id)
+    }
+
+    /// Else no call would report the loss.
+    #[test]
+    fn a_range_with_a_loss_that_no_call_has_reported_is_not_forgotten() {
+        in_child(this_test!(), &[], || {
+            let (memory, _) = known();
+            let range = memory.range();
+            lost_again(range);
+            assert_eq!(forget(range), Ok(false));
+            assert!(unmark::unmark(range).is_ok_and(|lost| lost[..] == [range]));
+            assert_eq!(forget(range), Ok(true));
+        });
+    }
+
+    /// The thread that has the claim may be about to forget the range: the mark would go with it.
+    #[test]
+    fn a_range_that_a_thread_changes_is_not_marked_meanwhile() {
+        in_child(this_test!(), &[], || {
+            let (memory, id) = known();
+            let claim = TRACKING.claims.claim(id, tracked(id), |_| true).unwrap();
+            let marked = try_mark(id, memory.range());
+            drop(claim);
+            assert!(!marked && !is_marked(memory.range()));
+            assert!(try_mark(id, memory.range()), "nothing else keeps it from being marked");
+        });
+    }
+}

@@ -421,3 +421,51 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
     }
     .on(range.start, range.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::os::page_size;
+    use crate::runtime::heap;
+    use crate::volatile::{self, Settings};
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    use std::time::Duration;
+    use tenure_testkit::{in_child, skip, this_test};
+
+    /// It takes the pages back, and has no memory to forget the range.
+    #[test]
+    fn a_loss_that_a_failed_forget_has_found_is_reported_by_the_next_unmark() {
+        in_child(this_test!(), &[], || {
+            // The background thread takes no memory meanwhile.
+            let never = Settings::default().with_offer_after(Duration::from_secs(3600));
+            volatile::configure(never.with_unoffered_max(u64::MAX));
+            let mut memory = Mapping::anonymous(1 << 20).unwrap();
+            memory.as_mut_slice().fill(7);
+            let (addr, len) = (memory.as_mut_ptr(), memory.len());
+            // SAFETY: the mapping stays as it is, and is not touched while it is marked.
+            unsafe { mark(addr, len) }.unwrap();
+            // SAFETY: as above.
+            if !(0..1000).any(|_| unsafe { purge_now(addr, len) }.unwrap() > 0) {
+                skip!("the kernel discards nothing");
+            }
+            // The map uses up the blocks that it keeps in reserve.
+            let mut others = Mapping::anonymous(4000 * page_size()).unwrap();
+            for other in others.as_mut_slice().chunks_mut(2 * page_size()) {
+                // SAFETY: as above.
+                unsafe { mark(other.as_mut_ptr(), page_size()) }.unwrap();
+            }
+            let addresses = getrlimit(Resource::As);
+            setrlimit(Resource::As, Rlimit { current: Some(0), ..addresses }).unwrap();
+            // What is left of the memory for other blocks.
+            while heap::allocate(4096).is_ok() {}
+            // SAFETY: as above.
+            let forgotten = unsafe { forget(addr, len) };
+            setrlimit(Resource::As, addresses).unwrap();
+            assert_eq!(forgotten.unwrap_err().errno(), libc::ENOMEM);
+            assert!(!is_volatile(addr, len), "nothing else would be tested");
+            // SAFETY: as above.
+            assert_eq!(unsafe { unmark(addr, len) }.unwrap(), Outcome::Purged);
+        });
+    }
+}
