@@ -49,3 +49,36 @@ impl OwnedRange {
         is_true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::tracking::owned::Losses;
+    use crate::tracking::ready;
+    use tenure_testkit::{in_child, skip, this_test};
+
+    /// Where nothing watches them, bytes that are gone read as zeros.
+    #[test]
+    fn only_what_is_offered_and_watched_is_read() {
+        in_child(this_test!(), &[], || {
+            ready("test").unwrap();
+            if !detection::by_userfaultfd() {
+                skip!("no userfaultfd");
+            }
+            let memory = Mapping::anonymous(1 << 20).unwrap();
+            let owned = OwnedRange::new("test", memory, 4, Losses::AreZeros).unwrap();
+            owned.unpin();
+            owned.offer_now().unwrap();
+            owned.pin();
+            let read = || owned.copy_offered(0, &mut [MaybeUninit::uninit(); 8]);
+            // As when a child finds that it has no descriptor.
+            owned.tracked().not_watched();
+            assert!(owned.is_offered() && !read(), "nothing watches it");
+            owned.tracked().watched_again();
+            owned.settle_and_keep_losses().unwrap();
+            owned.tracked().watched_again();
+            assert!(!owned.is_offered() && !read(), "its owner has it");
+        });
+    }
+}

@@ -374,3 +374,17 @@ fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
         share.most
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else the order of priorities would be lost where it matters most.
+    #[test]
+    fn under_pressure_each_priority_waits_an_eighth_as_long() {
+        let levels = 0..=Priority::HIGHEST.level();
+        let waits: Vec<_> = levels.map(|level| (wait(level, false), wait(level, true))).collect();
+        assert!(waits.iter().all(|(usual, pressed)| *pressed == usual / 8), "{waits:?}");
+        assert!(waits.is_sorted() && waits[0].1 < waits[7].1, "{waits:?}");
+    }
+}
