@@ -499,3 +499,57 @@ enum Attempt {
     /// The range is free, or `wanted` does not hold.
     Unwanted,
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::sync::set_own_claims;
+
+    static CLAIMS: Claims = Claims::new();
+    const ID: RangeId = RangeId(0);
+
+    fn begun() -> &'static Tracked {
+        let tracked: &Tracked = Box::leak(Box::new(Tracked::new()));
+        let range = PageRange { start: 4 << 12, end: 8 << 12 };
+        drop(CLAIMS.begin(ID, tracked, range, 0, 0, 4));
+        tracked
+    }
+
+    fn claimed(tracked: &'static Tracked) -> Claim {
+        CLAIMS.claim(ID, tracked, |_| true).unwrap()
+    }
+
+    #[test]
+    fn the_holder_of_a_claim_sees_that_a_thread_waits() {
+        let claim = claimed(begun());
+        let before = claim.is_wanted();
+        claim.tracked().pin();
+        let pinned = claim.is_wanted();
+        claim.tracked().unpin();
+        let after = claim.is_wanted();
+        drop(claim);
+        assert_eq!([before, pinned, after], [false, true, false]);
+    }
+
+    /// The others belong to threads that the child has, or to none.
+    #[test]
+    fn a_child_ends_only_the_claims_of_its_parents_threads() {
+        let (idle, own, foreign) = (begun(), begun(), begun());
+        let before = std::thread::spawn(move || {
+            let noted = claimed(idle).side_mut().is_ok();
+            std::mem::forget(claimed(foreign));
+            // As if the thread went on elsewhere.
+            set_own_claims(0);
+            noted
+        });
+        assert!(before.join().unwrap());
+        let claim = claimed(own);
+        [idle, own, foreign].into_iter().for_each(|tracked| CLAIMS.end_foreign(tracked));
+        let is_claimed = [own, foreign].map(|tracked| tracked.load().has(Word::CLAIMED));
+        drop(claim);
+        assert_eq!(is_claimed, [true, false], "this thread's own, and the other one's");
+        let is_known = claimed(idle).known_side().is_some();
+        assert!(is_known, "what was known of a range that no thread changes is forgotten");
+    }
+}
