@@ -5,9 +5,15 @@
 
 #![allow(unsafe_code, reason = "is the tests' allocator")]
 
+use crate::os::thread;
 use crate::runtime::lock;
 use crate::sync::{own_claims, set_own_claims};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether tenure's own threads get no memory, as where the C library has none for an arena.
+/// For the whole process: the threads have one allocator.
+pub(crate) static REFUSES_OWN_THREADS: AtomicBool = AtomicBool::new(false);
 
 struct Unlocked;
 
@@ -38,6 +44,9 @@ impl Unlocked {
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");
+        if REFUSES_OWN_THREADS.load(Ordering::Relaxed) && thread::is_own_thread() {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller of `alloc` passes a layout whose size is not zero.
         unsafe { System.alloc(layout) }
     }

@@ -116,3 +116,24 @@ fn sharers(now: Instant) -> u32 {
 pub(crate) fn limit_at_last_look() -> u64 {
     BUDGET.limit.load(Ordering::Relaxed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    /// A process may be moved to another group, with another limit.
+    #[test]
+    fn the_group_is_looked_up_again() {
+        in_child(this_test!(), &[], || {
+            let start = Instant::now();
+            let looked_up_at = |now: Instant| {
+                let _ = room(now);
+                BUDGET.known.lock().as_ref().map(|known| known.group_at)
+            };
+            assert_eq!(looked_up_at(start), Some(start));
+            assert_eq!(looked_up_at(start + GROUP_FRESH / 2), Some(start));
+            assert_eq!(looked_up_at(start + GROUP_FRESH), Some(start + GROUP_FRESH));
+        });
+    }
+}

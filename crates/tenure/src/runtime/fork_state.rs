@@ -258,3 +258,47 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::lock::{Lock, Rank};
+    use super::super::{budget, heap};
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use tenure_testkit::{in_child, this_test};
+
+    /// The thread that has the lock may wait for the signal that the fork keeps away, and meanwhile
+    /// for another lock that the fork would take.
+    #[test]
+    fn a_fork_that_has_given_up_takes_no_more_locks() {
+        in_child(this_test!(), &[], || {
+            static BUSY: Lock<()> = Lock::new(Rank::Budget, ());
+            static FREE: Lock<()> = Lock::new(Rank::Heap, ());
+            // Locks of these ranks may be taken from here on.
+            heap::prepare();
+            let _ = budget::share(Instant::now());
+            let taken = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let over = scope.spawn(|| {
+                    let _busy = BUSY.lock();
+                    taken.store(true, Ordering::Release);
+                    while taken.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                });
+                while !taken.load(Ordering::Acquire) {
+                    assert!(!over.is_finished());
+                    std::thread::yield_now();
+                }
+                let has_all = hold_within(SHORT_WAIT, || {
+                    BUSY.hold();
+                    FREE.hold();
+                });
+                let has_one = FREE.is_mine();
+                FREE.release();
+                taken.store(false, Ordering::Release);
+                assert!(!has_all && !has_one, "{has_all} {has_one}");
+            });
+        });
+    }
+}

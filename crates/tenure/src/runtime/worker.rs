@@ -521,8 +521,22 @@ fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::no_allocation::REFUSES_OWN_THREADS;
     use std::sync::mpsc;
     use std::sync::Arc;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn a_thread_that_gets_no_memory_is_an_error_and_the_next_call_tries_again() {
+        in_child(this_test!(), &[], || {
+            REFUSES_OWN_THREADS.store(true, Ordering::Relaxed);
+            assert_eq!(start("test").unwrap_err().errno(), libc::EAGAIN);
+            assert_eq!(on_worker(|| 7), None);
+            REFUSES_OWN_THREADS.store(false, Ordering::Relaxed);
+            start("test").unwrap();
+            assert_eq!(on_worker(|| 7), Some(7));
+        });
+    }
 
     /// Other callers start the thread again before a caller that has ended it looks.
     #[test]
