@@ -322,6 +322,77 @@ fn a_key_that_goes_while_it_is_compared_is_not_removed_again() {
     assert!(get(&table, 5, &key(2)).is_some_and(|at| at.same(place(2))));
 }
 
+/// Returns an action that happens once.
+fn once(act: impl Fn(&Table<Busy>) + Send + Sync + 'static) -> Option<Action> {
+    let done = AtomicBool::new(false);
+    Some(Box::new(move |table: &Table<Busy>| {
+        if !done.swap(true, Ordering::Relaxed) {
+            act(table);
+        }
+    }))
+}
+
+/// A remove that finds no key has looked at all keys that are there when it returns.
+#[test]
+fn a_key_that_comes_while_it_is_looked_for_is_removed() {
+    let table = Arc::new_cyclic(|_| table::<Busy>());
+    let shared: Shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
+    let key = |number: u64| Busy(number, shared.clone());
+    put(&table, 5, key(2), place(2));
+    let late = shared.clone();
+    *shared.0.lock().unwrap() =
+        once(move |table| _ = put(table, 5, Busy(1, late.clone()), place(1)));
+    let removed = table.remove(5, &key(1), &());
+    shared.0.lock().unwrap().take();
+    assert!(removed.is_some_and(|at| at.same(place(1))));
+    assert!(get(&table, 5, &key(1)).is_none());
+    assert_eq!(table.len(), 1);
+}
+
+/// While it is compared with another key of its hash, that one goes and it comes itself: there are
+/// as many keys as were compared, and not the same.
+#[test]
+fn a_key_that_comes_while_it_is_put_is_there_once() {
+    let table = Arc::new_cyclic(|_| table::<Busy>());
+    let shared: Shared = Arc::new((Mutex::new(None), Arc::downgrade(&table)));
+    let key = |number: u64| Busy(number, shared.clone());
+    put(&table, 5, key(2), place(2));
+    let late = shared.clone();
+    *shared.0.lock().unwrap() = once(move |table| {
+        table.remove(5, &Busy(2, late.clone()), &());
+        put(table, 5, Busy(1, late.clone()), place(1));
+    });
+    put(&table, 5, key(1), place(3));
+    shared.0.lock().unwrap().take();
+    assert_eq!(table.len(), 1);
+    assert!(get(&table, 5, &key(1)).is_some_and(|at| at.same(place(3))));
+}
+
+#[test]
+fn a_table_waits_only_while_it_has_a_removed_key() {
+    let table = table();
+    (0..10).for_each(|key| _ = put(&table, hash(&key), key, place(1)));
+    let section = table.section(false);
+    assert!(table.remove(hash(&1), &1, &()).is_some());
+    assert!(table.epoch.pending());
+    drop(section);
+    assert!(!table.epoch.pending(), "each reader would look for removed keys");
+}
+
+#[test]
+fn a_child_drops_keys_although_a_thread_of_its_parent_was_reading() {
+    let counted = Arc::new(());
+    let table = table();
+    put(&table, 5, Counted(1, counted.clone()), place(1));
+    // The reader never ends, as in a child, which does not have the thread.
+    std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(table.section(false))).join());
+    assert!(table.remove(5, &Counted(1, counted.clone()), &()).is_some());
+    assert_eq!(Arc::strong_count(&counted), 2, "a thread may still read the key");
+    table.reset_in_child();
+    table.harvest();
+    assert_eq!(Arc::strong_count(&counted), 1);
+}
+
 #[test]
 fn threads_find_what_is_there_and_never_another_keys_place() {
     // The place names the key, so that the test sees a wrong place.
