@@ -133,3 +133,30 @@ impl Epoch {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// There is a reader at all times. Else what is removed under load would never be freed.
+    #[test]
+    fn readers_that_overlap_keep_no_batch_for_ever() {
+        let epoch = Epoch::new();
+        // One reader in each counter.
+        let mut readers = VecDeque::from([epoch.enter(false).unwrap()]);
+        assert!(!epoch.pass(&mut Grace::default()));
+        readers.push_back(epoch.enter(false).unwrap());
+        assert_ne!(readers[0], readers[1], "nothing would be tested");
+        let mut grace = Grace::default();
+        let over = (0..100).position(|_| {
+            let over = epoch.pass(&mut grace);
+            readers.push_back(epoch.enter(false).unwrap());
+            epoch.leave(readers.pop_front().unwrap());
+            over
+        });
+        assert!(over.is_some(), "the batch waits for new readers");
+        readers.into_iter().for_each(|reader| _ = epoch.leave(reader));
+    }
+}

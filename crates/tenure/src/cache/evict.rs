@@ -383,4 +383,24 @@ mod tests {
         let (probation, protected) = parts();
         assert!(probation < protected / 5, "{probation} and {protected}");
     }
+
+    /// It would count as a new one otherwise, and older values would stay longer than newer ones.
+    #[test]
+    fn a_segment_with_values_keeps_its_place() {
+        let cache = Cache::<u64>::builder().ceiling(64 << 20).build().unwrap();
+        (0..100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());
+        let space = &cache.inner.space;
+        let protected = || {
+            let lists = space.lists.lock();
+            (lists.protected.first(), lists.protected.len())
+        };
+        // Where memory is short the cache may become smaller in between.
+        let keeps_its_place = || {
+            let before = protected();
+            assert!(before.1 > 1, "nothing would be tested");
+            space.retire_if_empty(&cache.inner.shards, space.segments.must(before.0.unwrap()));
+            protected() == before
+        };
+        assert!((0..4).any(|_| keeps_its_place()));
+    }
 }

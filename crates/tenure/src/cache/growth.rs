@@ -220,4 +220,15 @@ mod tests {
         assert!(!growth.may_take(4 * S, 12 * S, false), "a purge: something else is to go first");
         assert!(growth.may_take(4 * S, 12 * S, true));
     }
+
+    #[test]
+    fn a_cache_grows_by_no_more_than_is_free() {
+        let mut growth = Growth::new(S, 2 * S, u64::MAX);
+        let now = Instant::now();
+        growth.hear(Room { limit: 128 * S, free: 18 * S }, 0, now);
+        assert_eq!(growth.most(2 * S, 2 * S), 10 * S, "nothing else would be tested");
+        let grown = (2..100).take_while(|segments| growth.may_grow(segments * S, now)).count();
+        // One more is the try that shows whether the kernel lets it.
+        assert!((10..=11).contains(&grown), "{grown} segments");
+    }
 }

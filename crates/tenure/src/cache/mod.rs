@@ -361,3 +361,14 @@ impl<K, S> std::fmt::Debug for Cache<K, S> {
         f.debug_struct("Cache").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Cache;
+
+    #[test]
+    fn a_cache_is_printed_by_its_name() {
+        let cache = Cache::<u64>::new().unwrap();
+        assert!(format!("{cache:?}").starts_with("Cache"));
+    }
+}

@@ -239,4 +239,12 @@ mod tests {
         policy.follow(64 << 20, 10, 1000, false);
         assert_eq!(policy.settings(), SETTINGS[START]);
     }
+
+    /// Else a value that was used once would stay for ever.
+    #[test]
+    fn each_move_takes_the_uses_that_a_value_costs() {
+        let policy = Policy::new();
+        let left = |uses, cost| policy.left(uses, cost);
+        assert_eq!([left(3, 1), left(3, 2), left(1, 1), left(0, 1)], [2, 1, 0, 0]);
+    }
 }

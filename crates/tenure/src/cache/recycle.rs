@@ -381,4 +381,17 @@ mod tests {
         }
         assert!(held.iter().all(|value| value[0] == 7 && value[499_999] == 7));
     }
+
+    /// The kernel has taken much of it, so the cache was too large.
+    #[test]
+    fn a_cache_that_was_too_large_gives_memory_back() {
+        let cache = Cache::<u64>::new().unwrap();
+        (0..80).for_each(|key| cache.insert(key, &vec![7; 500_000]).unwrap());
+        let space = &cache.inner.space;
+        let before = cache.weighted_size();
+        space.learn(u64::MAX, Instant::now());
+        space.tidy(&cache.inner.shards, Instant::now());
+        let after = cache.weighted_size();
+        assert!(after < before, "{after} bytes of {before}");
+    }
 }

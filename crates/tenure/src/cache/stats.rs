@@ -132,3 +132,23 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         self.inner.space.sizes().0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Cache;
+
+    /// A table keeps its array when keys go, so what is left of the difference is the headers.
+    #[test]
+    fn the_header_of_each_value_counts_as_bookkeeping() {
+        const VALUES: u64 = 1_000;
+        let cache = Cache::<u64>::new().unwrap();
+        (0..VALUES).for_each(|key| cache.insert(key, b"value").unwrap());
+        let with = cache.stats();
+        assert_eq!(with.values, VALUES);
+        (0..VALUES).for_each(|key| assert!(cache.remove(&key)));
+        let without = cache.stats();
+        assert_eq!(without.values, 0);
+        let headers = with.bookkeeping_bytes - without.bookkeeping_bytes;
+        assert!(headers >= 8 * VALUES, "{headers} bytes for {VALUES} values");
+    }
+}

@@ -405,6 +405,8 @@ mod tests {
         // Each key is asked for four times, a hundred requests apart, and never again.
         let news = (0..60_000u32).map(|at| at / 4 + 200 * (3 - at % 4) / 4);
         assert!(played(news).probation > 100);
+        let last = SETTINGS[COUNT - 1];
+        assert_eq!(last.left(MOST_USES, 1), 0, "what was popular once goes soon");
     }
 
     #[test]
