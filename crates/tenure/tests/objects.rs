@@ -108,6 +108,14 @@ fn a_new_buffer_is_intact_zeros_and_untouched_pages_cost_nothing() {
     }
 }
 
+/// Only so can the kernel back all of it with huge pages.
+#[test]
+fn a_large_buffer_starts_at_the_boundary_of_a_huge_page() {
+    let buffers = [(); 4].map(|()| Volatile::new(3 << 20).unwrap());
+    let starts = buffers.each_ref().map(|buffer| buffer.as_ptr() as usize);
+    assert!(starts.iter().all(|start| start % (2 << 20) == 0), "{starts:x?}");
+}
+
 #[test]
 fn a_refill_function_makes_what_is_gone_and_nothing_else() {
     for whole in [false, true] {
@@ -274,6 +282,17 @@ fn the_debug_mode_purges_at_every_unpin() {
         let mut v = Volatile::new(64 * PAGE).unwrap();
         fill(0, &mut v.pin_mut().unwrap());
         assert_eq!(v.pin().unwrap().outcome(), Outcome::Purged);
+        for _ in 0..2 {
+            std::mem::forget(v.pin().unwrap());
+        }
+        fill(0, &mut v.pin_mut().unwrap());
+        v.restored();
+        // SAFETY: the pins above were forgotten, and nothing refers to the bytes.
+        assert!(unsafe { v.unpin() });
+        assert_eq!(v.pin().unwrap().outcome(), Outcome::Intact, "there was another pin");
+        // SAFETY: as above.
+        assert!(unsafe { v.unpin() });
+        assert_eq!(v.pin().unwrap().outcome(), Outcome::Purged, "it was the last one");
         let cache = tenure::Cache::<u64>::new().unwrap();
         let value = cache.get_or_insert_with(&1, || vec![7; 5000]).unwrap();
         assert_eq!(value[..], [7; 5000]);
