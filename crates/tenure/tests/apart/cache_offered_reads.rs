@@ -74,6 +74,10 @@ fn a_get_leaves_the_segment_offered_where_memory_is_short() {
         assert!(back <= KEYS / 64, "{back} segments were taken back for {KEYS} gets");
         assert!(after.offered_reads - before.offered_reads >= 2 * copies, "header and value");
         assert!(all_is_offered());
+        let is_there = (0..256).all(|_| cache.get(&3).is_some());
+        let often = tenure::stats().total.revivals - after.revivals;
+        assert!(often > 0 || !is_there, "a segment that is read very often is never lent");
+        assert!(all_is_offered());
         assert!(!cache.get(&KEYS).unwrap().is_copy(), "a long value is lent");
     });
 }

@@ -233,6 +233,28 @@ fn a_child_that_opens_descriptors_first_offers_at_once() {
     });
 }
 
+/// No call of the child waits for its descriptors: the background thread needs them.
+#[test]
+fn what_is_marked_in_a_child_that_opens_descriptors_late_is_offered() {
+    promised(this_test!(), || {
+        needs_userfaultfd!();
+        let at_once = Settings::default().with_offer_after(Duration::ZERO);
+        volatile::configure(at_once.with_unoffered_max(0));
+        let mut own = offered();
+        let _ = unmark(&mut own).unwrap();
+        descriptors(3);
+        let ended = forked(|| {
+            descriptors(1024);
+            // Memory that a fork shares is not offered.
+            refill(&mut own);
+            // SAFETY: the mapping lives on, and is not touched before it is unmarked.
+            unsafe { volatile::mark(own.as_mut_ptr(), own.len()).unwrap() };
+            assert!(waited(|| tenure::stats().offered_bytes >= own.len() as u64));
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}
+
 #[test]
 fn a_child_in_which_userfaultfd_is_forbidden_takes_memory_back() {
     promised(this_test!(), || {

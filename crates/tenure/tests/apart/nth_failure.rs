@@ -1,6 +1,7 @@
 //! Each system call for volatile memory fails once, then from there on: nothing may be lost, and no
 //! page may read wrong.
 
+use crate::promise_kit::{forked, promised, Ended};
 use rustix::io::Errno;
 use tenure::volatile;
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
@@ -118,6 +119,26 @@ fn sweep(test: &'static str, calls: &'static [Call], errno: Errno) {
 fn populate_write_out_of_memory() {
     needs!("populate_write");
     sweep(this_test!(), &[Call::Madvise(libc::MADV_POPULATE_WRITE)], Errno::NOMEM);
+}
+
+/// Whichever is the first that is refused: the attempt's, or one of those that stay open.
+#[test]
+fn userfaultfds_that_are_refused_for_good_leave_the_words() {
+    promised(this_test!(), || {
+        needs!("userfaultfd");
+        let calls = [Call::Userfaultfd, Call::UserfaultfdDevice];
+        let refused = |nth: u64| {
+            let failing = NthFailure::install(&calls, Errno::PERM, When::FromNth(nth)).unwrap();
+            let buffer = Volatile::new(LEN).unwrap();
+            if failing.failures() > 0 {
+                assert_eq!(volatile::detection(), volatile::Detection::Words);
+            }
+            assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 0));
+        };
+        for nth in 1..=3 {
+            assert_eq!(forked(|| refused(nth)), Ended::Well, "{nth}");
+        }
+    });
 }
 
 #[test]

@@ -182,6 +182,25 @@ fn where_no_thread_could_be_made_the_next_object_tries_again() {
     });
 }
 
+#[test]
+fn a_function_may_make_a_child_past_all_handlers_at_a_touch() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        static CHILD: AtomicI32 = AtomicI32::new(0);
+        let buffer = sevens(Refill::pages(|_, bytes| {
+            if CHILD.load(Ordering::SeqCst) == 0 {
+                // SAFETY: the child returns from here, and ends with this thread.
+                let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+                CHILD.store(pid as i32, Ordering::SeqCst);
+            }
+            bytes.fill(7);
+            Ok(())
+        }));
+        assert_eq!(purged_and_touched(&buffer), 7);
+        assert_eq!(end_of(CHILD.load(Ordering::SeqCst)), Ended::Well);
+    });
+}
+
 /// There it is the only thread, and it has nothing to continue.
 #[test]
 fn a_function_may_fork_at_a_touch_and_return_in_the_child() {
