@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// For the whole process: the threads have one allocator.
 pub(crate) static REFUSES_OWN_THREADS: AtomicBool = AtomicBool::new(false);
 
+/// Whether no thread gets much memory at once, as where the program has used up its addresses.
+/// For the whole process: the threads have one allocator.
+pub(crate) static REFUSES_LARGE: AtomicBool = AtomicBool::new(false);
+
 struct Unlocked;
 
 #[global_allocator]
@@ -44,7 +48,10 @@ impl Unlocked {
 unsafe impl GlobalAlloc for Unlocked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.check("an allocation");
-        if REFUSES_OWN_THREADS.load(Ordering::Relaxed) && thread::is_own_thread() {
+        let is_large = layout.size() >= 128 << 10;
+        if REFUSES_LARGE.load(Ordering::Relaxed) && is_large
+            || REFUSES_OWN_THREADS.load(Ordering::Relaxed) && thread::is_own_thread()
+        {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller of `alloc` passes a layout whose size is not zero.

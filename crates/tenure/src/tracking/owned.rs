@@ -78,7 +78,7 @@ impl OwnedRange {
 
     fn with(call: &'static str, priority: u8, losses: Losses) -> Result<OwnedRange> {
         let Some(spare) = TRACKING.slab.spare() else {
-            let why = "there are 33 million ranges already";
+            let why = "there is no memory for another range, or there are 33 million already";
             let remedy = "use a Cache for many small values";
             return Err(Error::new(ErrorKind::OutOfMemory, call, why, remedy));
         };

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 /// The reason why a range could not be marked.
 pub(crate) enum Unmarkable {
     Unfit(Unfit),
-    /// 2^25 ranges are known.
+    /// 2^25 ranges are known, or there is no memory for more.
     Full,
     NoMemory,
 }

@@ -112,7 +112,7 @@ impl Slab {
     }
 
     /// Takes a free number. If there is none, makes room for more, which allocates, so the caller
-    /// holds no lock. `None`: 2^25 are in use.
+    /// holds no lock. `None`: 2^25 are in use, or there is no memory for more.
     pub fn spare(&'static self) -> Option<Spare> {
         let id = self.pop().or_else(|| self.make())?;
         Some(Spare { slab: self, id })
@@ -155,7 +155,9 @@ impl Slab {
                 return None;
             }
             // Before the number is counted, so that a thread that sees the count finds the chunk.
-            self.provide(&self.chunks[chunk]);
+            if !self.provide(&self.chunks[chunk]) {
+                return None;
+            }
             let next = number + 1;
             match self.made.compare_exchange(number, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(RangeId(number)),
@@ -165,13 +167,18 @@ impl Slab {
     }
 
     /// Makes a chunk unless there is one. Threads that come here together each make one, and all
-    /// but one drop theirs.
-    fn provide(&self, place: &AtomicPtr<Tracked>) {
+    /// but one drop theirs. `false`: there is no memory for it. The program gets an error then, as it
+    /// does from a mapping, and is not ended.
+    fn provide(&self, place: &AtomicPtr<Tracked>) -> bool {
         if !place.load(Ordering::Acquire).is_null() {
-            return;
+            return true;
         }
-        let chunk: Box<[Tracked]> = (0..CHUNK).map(|_| Tracked::new()).collect();
-        let new = Box::into_raw(chunk);
+        let mut chunk = Vec::new();
+        if chunk.try_reserve_exact(CHUNK).is_err() {
+            return false;
+        }
+        chunk.extend((0..CHUNK).map(|_| Tracked::new()));
+        let new = Box::into_raw(chunk.into_boxed_slice());
         let null = std::ptr::null_mut();
         let published =
             place.compare_exchange(null, new.cast(), Ordering::AcqRel, Ordering::Acquire);
@@ -179,6 +186,7 @@ impl Slab {
             // SAFETY: the box was made above and was not published.
             drop(unsafe { Box::from_raw(new) });
         }
+        true
     }
 
     /// Calls `each` with every range in use, except for those that come and go meanwhile.

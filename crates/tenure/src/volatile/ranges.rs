@@ -180,7 +180,7 @@ fn mark_range(
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
                 call,
-                "there are 33 million ranges already",
+                "there is no memory for another range, or there are 33 million already",
                 "mark neighbouring ranges as one, or forget ranges that are no longer used",
             )
             .on(range.start, range.len()));
@@ -426,20 +426,26 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
 mod tests {
     use super::*;
     use crate::mapping::Mapping;
+    use crate::no_allocation::REFUSES_LARGE;
     use crate::os::page_size;
     use crate::runtime::heap;
     use crate::volatile::{self, Settings};
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
     use tenure_testkit::{in_child, skip, this_test};
+
+    /// The background thread takes no memory from here on.
+    fn never_offer() {
+        let never = Settings::default().with_offer_after(Duration::from_secs(3600));
+        volatile::configure(never.with_unoffered_max(u64::MAX));
+    }
 
     /// It takes the pages back, and has no memory to forget the range.
     #[test]
     fn a_loss_that_a_failed_forget_has_found_is_reported_by_the_next_unmark() {
         in_child(this_test!(), &[], || {
-            // The background thread takes no memory meanwhile.
-            let never = Settings::default().with_offer_after(Duration::from_secs(3600));
-            volatile::configure(never.with_unoffered_max(u64::MAX));
+            never_offer();
             let mut memory = Mapping::anonymous(1 << 20).unwrap();
             memory.as_mut_slice().fill(7);
             let (addr, len) = (memory.as_mut_ptr(), memory.len());
@@ -466,6 +472,25 @@ mod tests {
             assert!(!is_volatile(addr, len), "nothing else would be tested");
             // SAFETY: as above.
             assert_eq!(unsafe { unmark(addr, len) }.unwrap(), Outcome::Purged);
+        });
+    }
+    /// The memory for ranges comes in pieces for 4,096 of them.
+    #[test]
+    fn a_range_for_which_there_is_no_memory_is_an_error_and_ends_nothing() {
+        in_child(this_test!(), &[], || {
+            never_offer();
+            let page = page_size();
+            let mut memory = Mapping::anonymous(2 * 5000 * page).unwrap();
+            let mut mark_each = || {
+                // SAFETY: the mapping stays as it is, and is not touched from here on.
+                let mark = |part: &mut [u8]| unsafe { mark(part.as_mut_ptr(), page) };
+                memory.as_mut_slice().chunks_mut(2 * page).try_for_each(mark)
+            };
+            REFUSES_LARGE.store(true, Ordering::Relaxed);
+            let refused = mark_each();
+            REFUSES_LARGE.store(false, Ordering::Relaxed);
+            assert_eq!(refused.unwrap_err().errno(), libc::ENOMEM);
+            mark_each().unwrap();
         });
     }
 }
