@@ -236,3 +236,22 @@ impl fmt::Display for Bytes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_in_the_largest_unit_that_they_fill() {
+        for (bytes, shown) in [
+            (1023, "1023 bytes"),
+            (1024, "1024 bytes (1 KiB)"),
+            (3 << 19, "1572864 bytes (1.5 MiB)"),
+            ((99 << 20) + (1 << 18), "104071168 bytes (99.2 MiB)"),
+            ((100 << 20) + (1 << 19), "105381888 bytes (100 MiB)"),
+            (7 << 30, "7516192768 bytes (7 GiB)"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), shown);
+        }
+    }
+}
