@@ -51,6 +51,12 @@ pub(super) fn look_around() {
     }
 }
 
+/// Whether [`look_around`] has found the memory cgroup.
+#[cfg(test)]
+pub(super) fn has_looked_around() -> bool {
+    KNOWN.lock_signals_blocked().files_at.is_some()
+}
+
 /// Called before a fork.
 pub(super) fn hold() {
     KNOWN.hold();
@@ -188,4 +194,54 @@ pub(super) fn commit_is_limited() -> bool {
 fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::room_now::Room;
+    use tenure_testkit::{in_child, this_test};
+
+    const UNLIMITED: Room = Room { limit: u64::MAX, free: u64::MAX };
+    const LIMITED: Room = Room { limit: 4 << 30, free: 4 << 30 };
+    const MACHINE: Room = Room { limit: 2 << 30, free: 1 << 30 };
+
+    /// A reading whose age does not depend on how fast this test runs: it is older than any that is
+    /// used, or its time is yet to come.
+    fn know(group: Room, is_old: bool) -> RoomNow {
+        let hour = Duration::from_secs(3600);
+        let now = Instant::now();
+        let at = if is_old { now.checked_sub(hour).unwrap_or(now) } else { now + hour };
+        let room = RoomNow { group, machine: MACHINE };
+        KNOWN.lock_signals_blocked().room = Some((room, at));
+        room
+    }
+
+    #[test]
+    fn a_sixteenth_of_what_was_free_waits_without_a_fresh_reading() {
+        in_child(this_test!(), &[], || {
+            super::super::service::register();
+            assert!(!is_small(1), "nothing is known so far");
+            know(UNLIMITED, false);
+            assert!(is_small(MACHINE.free / 16));
+            assert!(!is_small(MACHINE.free / 16 + 1));
+            // The program may have used up what was free under a limit.
+            know(LIMITED, false);
+            assert!(!is_small(1));
+            know(UNLIMITED, true);
+            assert!(!is_small(1));
+        });
+    }
+
+    #[test]
+    fn a_reading_is_used_for_a_while_and_then_made_anew() {
+        in_child(this_test!(), &[], || {
+            super::super::service::register();
+            let fresh = know(LIMITED, false);
+            assert_eq!(room(), Some(fresh));
+            let old = know(LIMITED, true);
+            let now = room();
+            assert!(now.is_some() && now != Some(old));
+        });
+    }
 }

@@ -261,9 +261,12 @@ mod tests {
         let ranges = [(1, 3), (5, 7), (9, 12)];
         let ranges = ranges.map(|(start, end)| PageRange::new(start * CHUNK, end * CHUNK));
         ranges.into_iter().for_each(|range| queue.add(range));
+        assert_eq!(queue.mappings(), 3);
         for n in [2, 1, 0] {
             assert_eq!((queue.next(), queue.is_stuck()), (Some(ranges[n]), false));
             let chunk = queue.take(ranges[n], ranges[n].start).unwrap();
+            // The rest of it waits, and the chunk is in flight.
+            assert_eq!(queue.mappings(), 4);
             queue.put_back(chunk);
         }
         assert!(queue.is_stuck());

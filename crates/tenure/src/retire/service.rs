@@ -108,3 +108,29 @@ pub(super) fn is_served() -> bool {
     READINESS.wanted.store(!served, Ordering::Relaxed);
     served
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Mapping, PageSize};
+    use crate::range::PageRange;
+    use std::time::Instant;
+    use tenure_testkit::{in_child, this_test};
+
+    /// The process may have been moved to another memory cgroup meanwhile.
+    #[test]
+    fn the_worker_looks_for_limits_while_memory_waits() {
+        in_child(this_test!(), &[], || {
+            register();
+            let visit = || visit(&Visit { now: Instant::now(), pressure: false, called: true });
+            assert_eq!(visit(), Next::WhenStirred);
+            assert!(!bound::has_looked_around());
+            let memory = Mapping::anonymous_with(1 << 20, PageSize::System).unwrap();
+            let start = memory.as_ptr() as usize;
+            std::mem::forget(memory);
+            queue::lock().add(PageRange::new(start, start + (1 << 20)));
+            assert_eq!(visit(), Next::AtOnce);
+            assert!(bound::has_looked_around());
+        });
+    }
+}

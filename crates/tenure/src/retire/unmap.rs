@@ -326,7 +326,7 @@ mod tests {
     use super::*;
     use crate::mapping::{Mapping, PageSize};
     use crate::os::page_size;
-    use tenure_testkit::{in_child, this_test};
+    use tenure_testkit::{in_child, skip, this_test};
 
     /// Another thread may have mapped its own memory in between by then.
     #[test]
@@ -350,6 +350,27 @@ mod tests {
             }
             slices.flush().unwrap();
             assert_eq!([0, 1, 2, 3, 4].map(is_mapped), [false, false, true, false, true]);
+        });
+    }
+
+    /// Also where it consists of several mappings: tenure does not know yet whether it would see
+    /// that one of them is sealed.
+    #[test]
+    fn a_range_that_could_have_been_moved_makes_the_worker_wanted() {
+        in_child(this_test!(), &[], || {
+            if !detach::mremap_works() {
+                skip!("the kernel does not tell what may be unmapped");
+            }
+            let len = 8 << 20;
+            let mut map = Mapping::anonymous_with(2 * len, PageSize::System).unwrap();
+            map.as_mut_slice().fill(7);
+            let at = map.as_ptr() as usize;
+            std::mem::forget(map);
+            // SAFETY: the mapping is this test's, and nothing uses it.
+            assert_eq!(unsafe { libc::mprotect(at as *mut _, len, libc::PROT_READ) }, 0);
+            assert!(!service::wants_keeper());
+            unmap(PageRange::new(at, at + 2 * len), Known::Nothing, len).unwrap();
+            assert!(service::wants_keeper());
         });
     }
 }
