@@ -113,3 +113,20 @@ fn trim(reservation: &Reservation, spot: Spot) {
     }
     run.set_state(state::IN_USE);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn the_addresses_of_a_free_run_are_unused() {
+        in_child(this_test!(), &[], || {
+            let block = super::super::alloc(1 << 20, 16, false).expect("there is room");
+            let before = unused_address_bytes();
+            // SAFETY: allocated above, and not used again.
+            unsafe { super::super::free(block) };
+            assert_eq!(unused_address_bytes() - before, 1 << 20);
+        });
+    }
+}

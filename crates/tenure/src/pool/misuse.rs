@@ -80,3 +80,17 @@ pub(super) fn not_an_allocation(call: &str, at: usize, spot: Option<(&Reservatio
         }
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut_off() {
+        let mut line = Line { bytes: [0; 400], len: 0 };
+        for text in ["a".repeat(250), "b".repeat(250), "c".repeat(250)] {
+            line.write_str(&text).unwrap();
+        }
+        assert_eq!(line.bytes[..line.len], [[b'a'; 250].as_slice(), &[b'b'; 150]].concat());
+    }
+}

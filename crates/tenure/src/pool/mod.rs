@@ -246,3 +246,16 @@ pub fn wants_keeper() -> bool {
 pub(crate) fn worker_pays() -> bool {
     decay::worker_pays()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_ends_where_the_pool_begins_does_not_touch_it() {
+        let start = forks::reservation().expect("there are addresses").range.start;
+        assert!(!touches(start - 4096, 4096));
+        assert!(touches(start - 4096, 4097));
+        assert!(touches(start, 1));
+    }
+}

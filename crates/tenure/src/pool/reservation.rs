@@ -565,3 +565,6 @@ impl Area {
         allowed
     }
 }
+
+#[cfg(test)]
+mod tests;

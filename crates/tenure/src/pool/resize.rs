@@ -315,3 +315,64 @@ fn set_borders(run: &Run, news: impl Iterator<Item = usize>, end: usize) {
         place.store(border as u32, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::reservation;
+    use super::*;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn a_block_that_loses_64_kib_gives_them_back_and_one_that_loses_less_keeps_them() {
+        in_child(this_test!(), &[], || {
+            let returned = || counters::get(Counter::ReturnedBytes);
+            let block = super::super::alloc(256 << 10, 16, false).expect("there is room");
+            // SAFETY: the block has these bytes, and shrinks in place.
+            let shrink = |to: usize| unsafe {
+                block.write_bytes(1, to);
+                assert_eq!(super::super::realloc(block, to, 16, false), Some(block));
+            };
+            shrink(256 << 10);
+            shrink(192 << 10);
+            assert_eq!(returned(), 64 << 10);
+            shrink(132 << 10);
+            assert_eq!(returned(), 64 << 10);
+        });
+    }
+
+    /// A border that is not recorded makes a later move stop there, and copy the rest.
+    #[test]
+    fn a_run_of_many_pieces_moves_with_all_its_borders() {
+        const LEN: usize = 17 << 20;
+        in_child(this_test!(), &[], || {
+            let page = page_size();
+            let [from, to] = [(); 2].map(|()| {
+                let block = super::super::alloc(LEN, page, false).expect("there is room");
+                // SAFETY: the block has these bytes.
+                unsafe { block.write_bytes(3, LEN) };
+                block.as_ptr() as usize
+            });
+            let reservation = reservation::known().expect("it has runs");
+            let spot = |at| lookup::find(at).expect("a run's address").1;
+            // As after sixteen moves, each with another mebibyte.
+            let offset = (from - reservation.start(spot(from))) / page;
+            for (n, border) in reservation.run(spot(from)).borders.iter().enumerate() {
+                border.store((offset + ((n + 1) << 20) / page) as u32, Ordering::Relaxed);
+            }
+            // SAFETY: the block has these bytes.
+            let bytes = |at| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, LEN) };
+            for (n, byte) in bytes(from).iter_mut().enumerate() {
+                *byte = (n >> 12) as u8;
+            }
+            let moved = move_pages(reservation, spot(from), from, spot(to), to, LEN);
+            if moved.bytes < LEN {
+                tenure_testkit::skip!("the kernel moves no pages here");
+            }
+            assert!(bytes(to).iter().enumerate().all(|(n, byte)| *byte == (n >> 12) as u8));
+            let target = reservation.run(spot(to));
+            let end = (to - reservation.start(spot(to)) + LEN) / page;
+            assert_eq!(borders(target).last(), Some(end));
+            assert!(borders(target).count() < BORDERS);
+        });
+    }
+}

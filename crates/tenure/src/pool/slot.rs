@@ -36,3 +36,16 @@ fn count_processors() -> usize {
 pub(super) fn used() -> std::ops::Range<usize> {
     0..MASK.load(Ordering::Relaxed) + 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_have_several_slots() {
+        let mine = current();
+        let slots = used().len();
+        assert!(slots.is_power_of_two() && (4..=MOST).contains(&slots), "{slots}");
+        assert!(used().contains(&mine));
+    }
+}

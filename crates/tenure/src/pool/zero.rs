@@ -57,7 +57,6 @@ pub(super) fn run(reservation: &Reservation, spot: Spot, touched: usize, at: usi
 ///
 /// The function does so, too, for smaller folios if the run was advised: a run that has lost pages
 /// has lost its folios, and would get single pages in their place.
-/// get single pages in their place.
 fn drop_split(reservation: &Reservation, spot: Spot, pagemap: &Pagemap, start: usize, end: usize) {
     let advised = reservation.run(spot).is(flag::ADVISED);
     let always = || {
@@ -83,23 +82,42 @@ fn drop_split(reservation: &Reservation, spot: Spot, pagemap: &Pagemap, start: u
         }
         return;
     }
-    let mut split = [PageRange { start: 0, end: 0 }; 8];
-    let (mut at, mut count) = (from, 0);
-    let mut note = |huge_from: usize, huge_to: usize| {
-        let end = huge_from / HUGE_PAGE * HUGE_PAGE;
-        if at < end && count < split.len() {
-            split[count] = PageRange { start: at, end };
-            count += 1;
-        }
-        at = huge_to;
-    };
+    let mut split = Between::from(from);
     let told = pagemap.extents(PageRange::new(from, to), Pages::Huge, |huge| {
-        note(huge.start, huge.end);
+        split.pass(huge.start, huge.end);
     });
-    note(to, to);
+    split.pass(to, to);
     let is_known = told.is_ok() && pagemap::scan_works();
-    if count > 0 && is_known && thp::anonymous_now() != thp::Setting::Never {
-        split[..count].iter().for_each(|part| drop_pages(*part));
+    if !split.parts().is_empty() && is_known && thp::anonymous_now() != thp::Setting::Never {
+        split.parts().iter().for_each(|part| drop_pages(*part));
+    }
+}
+
+/// What lies between huge pages, in whole huge pages: the first eight parts.
+struct Between {
+    /// The end of the last huge page.
+    at: usize,
+    parts: [PageRange; 8],
+    count: usize,
+}
+
+impl Between {
+    fn from(at: usize) -> Between {
+        Between { at, parts: [PageRange { start: 0, end: 0 }; 8], count: 0 }
+    }
+
+    /// The next huge pages lie in this range.
+    fn pass(&mut self, huge_from: usize, huge_to: usize) {
+        let end = huge_from / HUGE_PAGE * HUGE_PAGE;
+        if self.at < end && self.count < self.parts.len() {
+            self.parts[self.count] = PageRange { start: self.at, end };
+            self.count += 1;
+        }
+        self.at = huge_to;
+    }
+
+    fn parts(&self) -> &[PageRange] {
+        &self.parts[..self.count]
     }
 }
 
@@ -113,4 +131,50 @@ fn write(from: usize, to: usize) {
     counters::add(Counter::ZeroedBytes, (to - from) as u64);
     // SAFETY: inside a run that this thread has just taken, so no other thread uses it.
     unsafe { std::ptr::write_bytes(from as *mut u8, 0, to - from) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{lookup, mapped};
+    use super::*;
+    use tenure_testkit::{in_child, skip, this_test};
+
+    #[test]
+    fn what_lies_between_huge_pages_is_dropped_in_at_most_eight_parts() {
+        let parts = |huge: &[(usize, usize)], end: usize| {
+            let mut between = Between::from(0);
+            for (from, to) in huge.iter().chain([&(end, end)]) {
+                between.pass(from * HUGE_PAGE, to * HUGE_PAGE);
+            }
+            let parts = between.parts().iter();
+            let parts = parts.map(|part| (part.start / HUGE_PAGE, part.end / HUGE_PAGE));
+            parts.collect::<Vec<_>>()
+        };
+        assert_eq!(parts(&[(0, 1), (1, 4), (6, 8)], 8), [(4, 6)]);
+        assert_eq!(parts(&[], 3), [(0, 3)]);
+        let every_second: Vec<_> = (0..20).map(|n| (2 * n, 2 * n + 1)).collect();
+        let first: Vec<_> = (0..8).map(|n| (2 * n + 1, 2 * n + 2)).collect();
+        assert_eq!(parts(&every_second, 40), first);
+    }
+
+    /// A run of less than a huge page, for which the program has asked for large folios.
+    #[test]
+    fn an_advised_run_that_has_lost_pages_gives_up_the_rest() {
+        const LEN: usize = 256 << 10;
+        in_child(this_test!(), &[], || {
+            let Ok(pagemap) = Pagemap::open() else { skip!("there is no page map") };
+            for (written, stays) in [(LEN, true), (LEN / 2, false)] {
+                let run = mapped::map(LEN, page_size()).expect("there is room").as_ptr();
+                let at = run as usize;
+                let (reservation, spot) = lookup::find(at).expect("a run's address");
+                reservation.run(spot).set(flag::ADVISED);
+                // SAFETY: the run has these bytes.
+                unsafe { run.write_bytes(7, written) };
+                drop_split(reservation, spot, &pagemap, at, at + LEN);
+                // SAFETY: as above.
+                let there = unsafe { run.read_volatile() } == 7;
+                assert_eq!(there, stays, "{written} bytes written");
+            }
+        });
+    }
 }
