@@ -4,8 +4,8 @@
 use crate::kit::{self, done, program, LARGE, SETS};
 use tenure_testkit::build::text;
 
-/// The output is as without the library. Tenure's threads run before the call, and have ended after
-/// it.
+/// The output is as without the library. Tenure's threads run or start before the call, and have
+/// ended after it.
 #[test]
 fn no_thread_is_left_outside_of_a_sandbox() {
     let program = program!("confine.c");
@@ -15,9 +15,16 @@ fn no_thread_is_left_outside_of_a_sandbox() {
         let output = done(way, program.under(kit::ALL, None).arg(way));
         assert_eq!(output.stdout, expected.stdout, "{way}: {}", text(&output));
         for options in [&[LARGE][..], kit::ALL] {
-            let mut command = program.under(options, None);
-            let output = done(way, command.env("THREADS_FIRST", "1").arg(way));
-            assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
+            for first in ["THREADS_FIRST", "START_FIRST"] {
+                let mut command = program.under(options, None);
+                let output = done(way, command.env(first, "1").arg(way));
+                assert_eq!(
+                    output.stdout,
+                    expected.stdout,
+                    "{way}, {first}, {options:?}: {}",
+                    text(&output)
+                );
+            }
         }
     }
 }
