@@ -1,6 +1,6 @@
 //! The library's own work gives way to the program's.
 
-use crate::kit::{done, program, ALL, LARGE};
+use crate::kit::{done, program, ALL, LARGE, UNMAP};
 use std::path::Path;
 
 /// The library's threads end if the kernel refuses the program a thread.
@@ -96,4 +96,12 @@ fn children_without_fork_handlers() {
 #[test]
 fn threads_and_children_with_descriptors_of_their_own() {
     program!("own_tables.c").same_under_all_options();
+}
+
+/// Not again at each call, and without a heap of the C library.
+#[test]
+fn the_librarys_threads_start_once() {
+    let program = program!("threads_start.c");
+    program.same_under_all_options();
+    done("retired", &mut program.under(&[LARGE, UNMAP], None));
 }
