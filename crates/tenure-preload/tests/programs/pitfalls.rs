@@ -115,6 +115,28 @@ fn the_longest_stall() {
     assert!(times.len() == 2 && times.iter().all(|ms| (0.001..10_000.0).contains(ms)), "{line}");
 }
 
+/// What a child has from its parent counts once. The page faults are the process's own, and its
+/// children's.
+#[test]
+fn what_the_report_counts() {
+    let program = program!("counted.c");
+    let report = program.dir().join("report");
+    let name = report.to_str().expect("a plain name");
+    let output = done("resized", &mut program.under(&[LARGE, ("TENURE_REPORT", name)], None));
+    let faults = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
+    let told = std::fs::read_to_string(&report).expect("there is a report");
+    assert!(told.contains(" and 1 child that has ended"), "{told}");
+    assert_eq!(number_before(&told, " in place"), 3, "{told}");
+    assert!(number_before(&told, " minor,") >= faults, "{faults} minor page faults: {told}");
+    // A program that was not launched reports if it has counted anything.
+    std::fs::remove_file(&report).expect("it was there");
+    let options = [LARGE, UNMAP, ("TENURE_REPORT", name)];
+    done("replaced", program.under(&options, None).arg("replace"));
+    let told = std::fs::read_to_string(&report).expect("there is a report");
+    assert_eq!(number_before(&told, " malloc and"), 1, "{told}");
+    assert_eq!(number_before(&told, " mappings replaced"), 1, "{told}");
+}
+
 /// The program's own malloc is not replaced, and the report says so.
 #[test]
 fn coverage_of_an_own_malloc() {

@@ -76,7 +76,8 @@ fn an_allocator_with_names_of_its_own_keeps_malloc() {
         let options = [LARGE, UNMAP, ("TENURE_REPORT", name)];
         done("reported", &mut program.under(&options, Some(&allocator)));
         let told = std::fs::read_to_string(&report).expect("there is a report");
-        assert!(told.contains("malloc is that of"), "{allocator:?}: {told}");
+        let file = allocator.file_name().expect("a file").to_string_lossy();
+        assert!(told.contains(&format!("malloc is that of {file}")), "{allocator:?}: {told}");
         std::fs::remove_file(&report).expect("it was there");
     }
 }
