@@ -70,7 +70,10 @@ static void refuse_the_absurd(void) {
 }
 
 int main(void) {
-    /* A large block that is freed lets the heap keep more. */
+    /* A large block that is freed lets the heap keep more, also if a smaller one was freed before. */
+    char *smaller = malloc(MIB);
+    memset(smaller, 1, MIB);
+    free(smaller);
     char *large = malloc(30 * MIB);
     memset(large, 1, 30 * MIB);
     free(large);
@@ -101,6 +104,11 @@ int main(void) {
         CHECK(usable >= size / 2 && usable <= size / 2 + 12 * KIB);
         free(at);
     }
+    /* A block that has become small takes little, and so does a new one. */
+    char *small = realloc(malloc(MIB), 100), *another = malloc(100);
+    CHECK(malloc_usable_size(small) < 1000 && malloc_usable_size(another) < 1000);
+    free(small);
+    free(another);
     use_here_and_there();
     refuse_the_absurd();
     puts("as glibc");

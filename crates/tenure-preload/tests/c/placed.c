@@ -26,6 +26,36 @@ static void over_free_memory(void) {
     close(pipes[1]);
 }
 
+/* Whether the kernel counts the mapping as memory that the process may write. */
+static int is_counted(const char *at) {
+    char line[512], first[32];
+    int is_here = 0;
+    snprintf(first, sizeof first, "%lx-", (unsigned long)at);
+    FILE *file = fopen("/proc/self/smaps", "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file)) {
+        is_here = is_here || !strncmp(line, first, strlen(first));
+        if (is_here && !strncmp(line, "VmFlags:", 8))
+            break;
+    }
+    fclose(file);
+    CHECK(is_here);
+    return !strstr(line, " nr");
+}
+
+/* A file over it. */
+static void a_file_over_free_memory(void) {
+    size_t len = 4 * MIB;
+    char *at = map(len);
+    memset(at, 1, len);
+    CHECK(munmap(at, len) == 0);
+    int file = open("/proc/self/exe", O_RDONLY);
+    CHECK(mmap(at, 4096, RW, MAP_PRIVATE | MAP_FIXED, file, 0) == at);
+    CHECK(!memcmp(at, "\177ELF", 4) && is_counted(at));
+    CHECK(munmap(at, 4096) == 0);
+    close(file);
+}
+
 static void granted_bytes(void) {
     size_t sizes[] = {70000, 300000, 1100000, 2200000};
     for (int n = 0; n < 4; n++) {
@@ -54,6 +84,7 @@ static void sparse_files(void) {
 
 int main(void) {
     over_free_memory();
+    a_file_over_free_memory();
     granted_bytes();
     sparse_files();
     puts("all there");
