@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/sys/class/zram-control";
+/// SWAP_FLAG_PREFER with the highest priority: pages go here first, whatever other swap the machine has.
+const FIRST_OF_ALL: libc::c_int = 0x8000 | 0x7fff;
 
 /// A zram device that the whole machine uses as swap, removed on drop.
 ///
@@ -70,7 +72,7 @@ impl ZramSwap {
         OpenOptions::new().write(true).open(&self.device)?.write_all_at(&header, 0)?;
         let path = self.path()?;
         // SAFETY: a path that lives through the call.
-        if unsafe { libc::swapon(path.as_ptr(), 0) } != 0 {
+        if unsafe { libc::swapon(path.as_ptr(), FIRST_OF_ALL) } != 0 {
             return Err(io::Error::last_os_error());
         }
         self.on = true;

@@ -3,12 +3,15 @@
 mod retire_kit;
 
 use retire_kit::*;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::{AsRawFd, FromRawFd};
 use tenure::retire::{self, Files, Settings, Way};
 use tenure::{lock, volatile, Mapping, PageSize};
-use tenure_testkit::{in_child, pages, skip, this_test};
+use tenure_testkit::hugetlb::MoreHugePages;
+use tenure_testkit::seccomp::{Call, Filter};
+use tenure_testkit::{in_child, or_skip, pages, skip, this_test};
 
 const LEN: usize = 64 * MIB;
 
@@ -232,9 +235,15 @@ fn files_can_be_moved() -> bool {
     moved != -1
 }
 
-#[test]
-fn a_shared_file_keeps_what_was_written() {
-    in_child(this_test!(), &[], || {
+/// Before 6.11 the kernel answers no question about a mapping: tenure reads the text of the list.
+fn without_query() {
+    let filter = Filter::new().refuse(Call::ProcmapQuery, Errno::NOTTY);
+    filter.install_this_thread().expect("a seccomp filter needs no rights");
+}
+
+fn a_shared_file_keeps_its_bytes(test: &'static str, first: fn()) {
+    in_child(test, &[], || {
+        first();
         ready();
         for files in [Files::AtOnce, Files::Later] {
             retire::configure(Settings::default().with_min_bytes(MIB).with_files(files));
@@ -254,6 +263,36 @@ fn a_shared_file_keeps_what_was_written() {
             }
         }
     });
+}
+
+#[test]
+fn a_shared_file_keeps_what_was_written() {
+    a_shared_file_keeps_its_bytes(this_test!(), || ());
+}
+
+#[test]
+fn a_shared_file_keeps_what_was_written_where_mappings_are_read_as_text() {
+    a_shared_file_keeps_its_bytes(this_test!(), without_query);
+}
+
+#[test]
+fn huge_pages_of_a_file_are_back_at_once() {
+    for first in [(|| ()) as fn(), without_query] {
+        in_child(this_test!(), &[], || {
+            let _pool = or_skip!(MoreHugePages::add(4));
+            let file = memfd(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+            let len = 8 * MIB;
+            let at = match try_map(len, RW, libc::MAP_SHARED, file.as_raw_fd()) {
+                Ok(at) => at,
+                Err(errno) => skip!("no huge pages although the pool was raised: errno {errno}"),
+            };
+            first();
+            ready();
+            retire::configure(Settings::default().with_min_bytes(MIB).with_files(Files::Later));
+            touch(at, len);
+            assert_ne!(unmap(at, len).unwrap(), Way::Moved);
+        });
+    }
 }
 
 #[test]

@@ -18,8 +18,6 @@ const BUFFER: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listed {
     pub mapping: Mapping,
-    /// Larger than the base page for hugetlbfs; 0 where the kernel was not asked (before 6.11).
-    pub page_size: usize,
     name: [u8; NAME],
     length: usize,
 }
@@ -30,9 +28,8 @@ impl Listed {
         &self.name[..self.length]
     }
 
-    fn new(mapping: Mapping, page_size: usize, name: &[u8]) -> Listed {
-        let mut listed =
-            Listed { mapping, page_size, name: [0; NAME], length: name.len().min(NAME) };
+    fn new(mapping: Mapping, name: &[u8]) -> Listed {
+        let mut listed = Listed { mapping, name: [0; NAME], length: name.len().min(NAME) };
         listed.name[..listed.length].copy_from_slice(&name[..listed.length]);
         listed
     }
@@ -113,7 +110,7 @@ impl Lister {
             match parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
                     let name = name_in_line(&text.buffer[line]);
-                    return Ok(Some(Listed::new(mapping, 0, name)));
+                    return Ok(Some(Listed::new(mapping, name)));
                 }
                 _ => text.pass(after),
             }
@@ -137,7 +134,7 @@ fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
         // The query returns nothing for a name of this length.
         Err(Errno::NAMETOOLONG) => {
             let found = maps::query(addr, &mut [])?;
-            Ok(found.map(|(mapping, page_size, _)| Listed::new(mapping, page_size, LONG)))
+            Ok(found.map(|(mapping, _)| Listed::new(mapping, LONG)))
         }
         answer => answer,
     }
@@ -145,7 +142,7 @@ fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
 
 fn query_with<const N: usize>(mut name: [u8; N], addr: usize) -> Result<Option<Listed>, Errno> {
     let found = maps::query(addr, &mut name)?;
-    Ok(found.map(|(mapping, page_size, length)| Listed::new(mapping, page_size, &name[..length])))
+    Ok(found.map(|(mapping, length)| Listed::new(mapping, &name[..length])))
 }
 
 impl Text {
