@@ -58,7 +58,7 @@ impl Block {
                 wrong!("word {n} of a block of {} bytes, {when}: {:#x}", self.len, self.read(n));
             }
         }
-        add(&tally().pages, self.len.div_ceil(4096) as u64);
+        add(&tally().pages, self.len.div_ceil(crate::sys::page_bytes()) as u64);
         add(&tally().bytes, words * 8);
     }
 

@@ -158,7 +158,7 @@ impl One {
 
     fn count(&self, value: &[u8]) {
         add(&tally().bytes, value.len() as u64);
-        add(&tally().pages, value.len().div_ceil(sys::PAGE) as u64);
+        add(&tally().pages, value.len().div_ceil(sys::page_bytes()) as u64);
     }
 
     /// Returns the version of a value, from the newest possible one down to the oldest allowed one.

@@ -66,7 +66,7 @@ impl Wild {
 /// Calls of tenure that are unrelated to the purpose of the closure.
 fn call_tenure() {
     doing!("calls of tenure in a closure");
-    let len = 4 * sys::PAGE;
+    let len = 4 * sys::page_bytes();
     let Some(at) = sys::map(len, false) else { return };
     let place = at as *mut u8;
     sys::set_word(at, 7);

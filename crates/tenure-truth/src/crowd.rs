@@ -8,7 +8,7 @@ use crate::forks::{self, Kind};
 use crate::model::{self, Found};
 use crate::rng::Rng;
 use crate::setting::judge;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ pub struct Crowd {
 impl Crowd {
     /// A fresh range of so many pages.
     pub fn new(salt: u64, pages: usize, forgets: bool) -> Crowd {
-        let base = sys::map(pages * PAGE, false).expect("memory for a range");
+        let base = sys::map(pages * page_bytes(), false).expect("memory for a range");
         let reports = (0..pages).map(|_| AtomicU32::new(0)).collect();
         let (version, turn) = (AtomicU64::new(0), RwLock::new(()));
         let crowd = Crowd { base, salt, version, forgets, reports, turn };
@@ -42,7 +42,7 @@ impl Crowd {
     }
 
     fn at(&self, page: usize) -> *mut u8 {
-        (self.base + page * PAGE) as *mut u8
+        (self.base + page * page_bytes()) as *mut u8
     }
 
     fn write(&self) {
@@ -96,15 +96,15 @@ impl Crowd {
         doing!("a child of a crowd, offers and reclaim");
         let settings = volatile::settings().with_offer_after(Duration::ZERO);
         volatile::configure(settings.with_unoffered_max(0));
-        if let Some(other) = sys::map(PAGE, false) {
+        if let Some(other) = sys::map(page_bytes(), false) {
             sys::set_word(other, 7);
             // Starts the child's worker, whatever its state.
             // SAFETY: a mapping of this function's own that stays.
-            let _ = unsafe { volatile::mark(other as *mut u8, PAGE) };
+            let _ = unsafe { volatile::mark(other as *mut u8, page_bytes()) };
         }
         for _ in 0..3 {
             sys::nap_us(10_000);
-            sys::reclaim(self.base, self.reports.len() * PAGE);
+            sys::reclaim(self.base, self.reports.len() * page_bytes());
         }
         for page in 0..self.reports.len() {
             let now = found(page, version + 1);
@@ -116,7 +116,7 @@ impl Crowd {
 
     fn act(&self, rng: &mut Rng) {
         let (start, count) = rng.part(self.reports.len(), 40);
-        let (at, len) = (self.at(start), count * PAGE);
+        let (at, len) = (self.at(start), count * page_bytes());
         // SAFETY: the driver's own memory, which no thread touches meanwhile.
         unsafe {
             match rng.below(64) {
@@ -157,8 +157,8 @@ impl Crowd {
         // SAFETY: the pages are inside the driver's own mapping, which stays mapped, and no thread
         // touches them meanwhile.
         let result = unsafe {
-            volatile::unmark_with_map(self.at(start), count * PAGE, |gone| {
-                for page in gone.start / PAGE..gone.end / PAGE {
+            volatile::unmark_with_map(self.at(start), count * page_bytes(), |gone| {
+                for page in gone.start / page_bytes()..gone.end / page_bytes() {
                     lost += 1;
                     self.reports[start + page].fetch_add(1, Ordering::AcqRel);
                 }

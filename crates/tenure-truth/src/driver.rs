@@ -160,7 +160,7 @@ impl Worker {
     fn new(world: &'static World, thread: usize) -> Worker {
         let salt = |n: u64| mix(mix(world.seed, thread as u64), 500 + n);
         let huge = world.config.huge;
-        let pages = if huge { 3 * sys::HUGE / sys::PAGE } else { 96 };
+        let pages = if huge { 3 * sys::HUGE / sys::page_bytes() } else { 96 };
         let count = if world.config.weights.ranges > 0 { 2 } else { 0 };
         let ranges = (0..count).map(|n| Ranges::new(salt(n), pages, huge)).collect();
         Worker {

@@ -66,12 +66,12 @@ pub fn first_use_without_descriptors() {
         // process's own limit.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
     };
-    let Some(at) = sys::map(sys::PAGE, false) else { return };
+    let Some(at) = sys::map(sys::page_bytes(), false) else { return };
     let use_it = || {
         // SAFETY: memory of this function's own that stays.
         let _ = unsafe {
-            volatile::mark(at as *mut u8, sys::PAGE)
-                .and_then(|()| volatile::unmark(at as *mut u8, sys::PAGE))
+            volatile::mark(at as *mut u8, sys::page_bytes())
+                .and_then(|()| volatile::unmark(at as *mut u8, sys::page_bytes()))
         };
     };
     set(&none);

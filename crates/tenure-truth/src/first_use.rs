@@ -5,7 +5,7 @@
 use crate::gate::Gate;
 use crate::ranges::{Closure, Ranges};
 use crate::rng::Rng;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, forks, wrong};
 
@@ -118,9 +118,9 @@ fn trial(rng: &mut Rng) {
 
 /// A child that was made before the first use shares pages, which tenure must not discard.
 fn before(rng: &mut Rng) {
-    let len = 32 * PAGE;
+    let len = 32 * page_bytes();
     let Some(at) = sys::map(len, false) else { return };
-    (0..32).for_each(|page| sys::set_word(at + page * PAGE, 7));
+    (0..32).for_each(|page| sys::set_word(at + page * page_bytes(), 7));
     let gate = Gate::new();
     add(&tally().forks, 1);
     let pid = sys::fork();

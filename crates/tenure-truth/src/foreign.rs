@@ -3,7 +3,7 @@
 
 use crate::model::{self, Found};
 use crate::rng::Rng;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::{doing, wrong};
 
 /// The mappings of one thread.
@@ -27,10 +27,10 @@ impl Foreign {
         if self.mappings.len() < MOST && rng.once_in(2) {
             let sizes = [1, 3, 16, 64, 160, 512, 513, 700, 1030];
             let pages = sizes[rng.below(sizes.len())];
-            let Some(at) = sys::map(pages * PAGE, false) else { return };
+            let Some(at) = sys::map(pages * page_bytes(), false) else { return };
             let salt = rng.draw();
             for page in written(pages) {
-                model::write_page(at + page * PAGE, salt, page, 1);
+                model::write_page(at + page * page_bytes(), salt, page, 1);
             }
             self.mappings.push(Mapping { at, pages, salt });
         } else if !self.mappings.is_empty() {
@@ -38,7 +38,7 @@ impl Foreign {
             let mapping = &self.mappings[which];
             mapping.check();
             if rng.once_in(2) {
-                sys::unmap(mapping.at, mapping.pages * PAGE);
+                sys::unmap(mapping.at, mapping.pages * page_bytes());
                 self.mappings.swap_remove(which);
             }
         }
@@ -58,9 +58,9 @@ fn written(pages: usize) -> impl Iterator<Item = usize> {
 impl Mapping {
     fn check(&self) {
         // This takes memory that was given up by mistake; the rest stays.
-        sys::reclaim(self.at, self.pages * PAGE);
+        sys::reclaim(self.at, self.pages * page_bytes());
         for page in written(self.pages) {
-            let found = model::look(self.at + page * PAGE, self.salt, page, 1);
+            let found = model::look(self.at + page * page_bytes(), self.salt, page, 1);
             if found != Found::Expected {
                 let (at, pages) = (self.at, self.pages);
                 wrong!("page {page} of {pages} of foreign memory at {at:#x}: {found:?}");

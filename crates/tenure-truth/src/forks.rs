@@ -4,7 +4,7 @@
 
 use crate::rng::Rng;
 use crate::setting;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, panics, wrong};
 use std::cell::Cell;
@@ -232,9 +232,9 @@ pub fn in_closure(kind: Kind) {
 /// mark must not affect that mapping.
 pub fn not_inherited(rng: &mut Rng) {
     doing!("fork without a marked range");
-    let len = 16 * PAGE;
+    let len = 16 * page_bytes();
     let Some(at) = sys::map(len, false) else { return };
-    (0..16).for_each(|page| sys::set_word(at + page * PAGE, 7));
+    (0..16).for_each(|page| sys::set_word(at + page * page_bytes(), 7));
     // SAFETY: a mapping of this function's own, forgotten before it is unmapped. The test is that
     // children do not inherit it.
     let marked = unsafe {
@@ -253,7 +253,7 @@ pub fn not_inherited(rng: &mut Rng) {
         if there as usize != at {
             return;
         }
-        (0..16).for_each(|page| sys::set_word(at + page * PAGE, 9));
+        (0..16).for_each(|page| sys::set_word(at + page * page_bytes(), 9));
         if let Some(other) = sys::map(len, false) {
             // Starts the child's worker, whatever its state.
             // SAFETY: a mapping of this function's own that stays.
@@ -262,7 +262,7 @@ pub fn not_inherited(rng: &mut Rng) {
         for _ in 0..6 {
             sys::nap_us(10_000);
             sys::reclaim(at, len);
-            if let Some(page) = (0..16).find(|page| sys::word(at + page * PAGE) != 9) {
+            if let Some(page) = (0..16).find(|page| sys::word(at + page * page_bytes()) != 9) {
                 wrong!(
                     "page {page} of memory in the place of what was not inherited was discarded"
                 );
@@ -280,15 +280,15 @@ pub fn not_inherited(rng: &mut Rng) {
 /// Pages that a child shares are not discarded during that time.
 pub fn shared_pages(rng: &mut Rng) {
     doing!("purge of pages that a child shares");
-    let len = 32 * PAGE;
+    let len = 32 * page_bytes();
     let Some(at) = sys::map(len, false) else { return };
-    (0..32).for_each(|page| sys::set_word(at + page * PAGE, 7));
+    (0..32).for_each(|page| sys::set_word(at + page * page_bytes(), 7));
     let (go, hold) = (crate::gate::Gate::new(), rng.below(2) == 0);
     let made = std::cell::Cell::new(false);
     make(Kind::Fork, || {
         go.wait(3000);
         (0..32).for_each(|page| {
-            if sys::word(at + page * PAGE) != 7 {
+            if sys::word(at + page * page_bytes()) != 7 {
                 wrong!("page {page} of memory that was never marked here changed in a child");
             }
         });

@@ -17,7 +17,8 @@ impl Gate {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping at an address that the kernel chooses.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), sys::PAGE, access, flags, -1, 0) };
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), sys::page_bytes(), access, flags, -1, 0) };
         assert!(at != libc::MAP_FAILED, "a page of memory");
         Gate { at: at as usize }
     }
@@ -50,6 +51,6 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        sys::unmap(self.at, sys::PAGE);
+        sys::unmap(self.at, sys::page_bytes());
     }
 }

@@ -4,7 +4,7 @@ use crate::model::Found;
 use crate::objects::{fill, look};
 use crate::rng::{mix, Rng};
 use crate::setting::judge;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -58,7 +58,7 @@ impl Many {
 
     fn make(&self, object: usize) -> Option<One> {
         doing!("Volatile::new, one of many");
-        match Volatile::new(PAGE) {
+        match Volatile::new(page_bytes()) {
             Ok(volatile) => {
                 let mut one = One { volatile, version: 1 };
                 self.write(object, &mut one);

@@ -1,11 +1,13 @@
 //! The oracle: the required contents of each page of volatile memory, and the allowed reports.
 
 use crate::rng::mix;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use std::fmt;
 
 /// Words of a page.
-pub const WORDS: usize = PAGE / 8;
+pub fn page_words() -> usize {
+    page_bytes() / 8
+}
 
 /// A page as the program wrote it. Version 0 is zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +98,7 @@ pub fn pattern(salt: u64, page: usize, version: u64, word: usize) -> u64 {
 
 /// Writes a page's pattern at an address.
 pub fn write_page(at: usize, salt: u64, page: usize, version: u64) {
-    for word in 0..WORDS {
+    for word in 0..page_words() {
         sys::set_word(at + word * 8, pattern(salt, page, version, word));
     }
 }
@@ -111,10 +113,10 @@ pub fn compare(
 ) -> Found {
     let tally = crate::tally::tally();
     crate::tally::add(&tally.pages, 1);
-    crate::tally::add(&tally.bytes, PAGE as u64);
+    crate::tally::add(&tally.bytes, page_bytes() as u64);
     let mut first = None;
     let mut zeros = true;
-    for word in from..WORDS {
+    for word in from..page_words() {
         let value = words(word);
         zeros &= value == 0;
         if first.is_none() && value != pattern(salt, page, version, word) {
@@ -239,7 +241,7 @@ mod tests {
     }
 
     fn memory(salt: u64, page: usize, version: u64) -> Vec<u64> {
-        (0..WORDS).map(|word| pattern(salt, page, version, word)).collect()
+        (0..page_words()).map(|word| pattern(salt, page, version, word)).collect()
     }
 
     fn found(memory: &[u64], page: usize, version: u64) -> Found {
@@ -256,7 +258,7 @@ mod tests {
 
     #[test]
     fn one_wrong_byte_is_found() {
-        for at in [0, 1, 255, WORDS - 1] {
+        for at in [0, 1, 255, page_words() - 1] {
             for byte in 0..8 {
                 let mut pages = marked();
                 let mut whole = memory(7, 0, 1);
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn a_loss_that_nobody_reports_is_found() {
         let mut pages = marked();
-        let zeros = vec![0; WORDS];
+        let zeros = vec![0; page_words()];
         assert_eq!(pages.take_back(1, false), Ok(()));
         assert_eq!(pages.check(1, found(&zeros, 1, 1), false), Err(Wrong::Unreported(1)));
         // A page that the kernel reported before, whatever it holds now.
@@ -294,7 +296,7 @@ mod tests {
     #[test]
     fn a_loss_that_is_reported_twice_is_found() {
         let mut pages = marked();
-        let zeros = vec![0; WORDS];
+        let zeros = vec![0; page_words()];
         assert_eq!(pages.take_back(1, true), Ok(()));
         assert_eq!(pages.check(1, found(&zeros, 1, 0), true), Ok(()));
         assert_eq!(pages.take_back(1, true), Err(Wrong::ReportedAgain(1)));

@@ -7,7 +7,7 @@ use crate::refill::{Maker, Mood, MADE};
 use crate::rng::Rng;
 use crate::setting::{self, is, judge};
 use crate::sigbus::{touching, Touch};
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::cell::Cell;
@@ -38,7 +38,7 @@ const MOST_CHECKED: usize = 80;
 /// Compares part of an object with a page's pattern.
 pub fn look(bytes: &[u8], salt: u64, page: usize, version: u64) -> Found {
     add(&tally().pages, 1);
-    let part = &bytes[page * PAGE..bytes.len().min((page + 1) * PAGE)];
+    let part = &bytes[page * page_bytes()..bytes.len().min((page + 1) * page_bytes())];
     add(&tally().bytes, part.len() as u64);
     let (mut zeros, mut first) = (true, None);
     for (n, word) in part.chunks(8).enumerate() {
@@ -60,8 +60,8 @@ pub fn look(bytes: &[u8], salt: u64, page: usize, version: u64) -> Found {
 
 /// Writes a page's pattern into an object.
 pub fn fill(bytes: &mut [u8], salt: u64, page: usize, version: u64) {
-    let end = bytes.len().min((page + 1) * PAGE);
-    for (n, word) in bytes[page * PAGE..end].chunks_mut(8).enumerate() {
+    let end = bytes.len().min((page + 1) * page_bytes());
+    for (n, word) in bytes[page * page_bytes()..end].chunks_mut(8).enumerate() {
         let value = pattern(salt, page, version, n).to_ne_bytes();
         word.copy_from_slice(&value[..word.len()]);
     }
@@ -69,14 +69,18 @@ pub fn fill(bytes: &mut [u8], salt: u64, page: usize, version: u64) {
 
 /// Returns which pages a guard's extents name; complains about invalid extents.
 pub fn lost_pages(lost: &[Range<usize>], len: usize) -> Vec<bool> {
-    let mut pages = vec![false; len.div_ceil(PAGE)];
+    let mut pages = vec![false; len.div_ceil(page_bytes())];
     for extent in lost {
-        let end_fits = extent.end % PAGE == 0 || extent.end == len;
-        if extent.start % PAGE != 0 || extent.start >= extent.end || extent.end > len || !end_fits {
+        let end_fits = extent.end % page_bytes() == 0 || extent.end == len;
+        if extent.start % page_bytes() != 0
+            || extent.start >= extent.end
+            || extent.end > len
+            || !end_fits
+        {
             wrong!("lost() names {extent:?} of {len} bytes");
             continue;
         }
-        pages[extent.start / PAGE..extent.end.div_ceil(PAGE)].fill(true);
+        pages[extent.start / page_bytes()..extent.end.div_ceil(page_bytes())].fill(true);
     }
     pages
 }
@@ -93,8 +97,16 @@ pub fn sample(rng: &mut Rng, pages: usize) -> Vec<usize> {
 
 /// A length for an object.
 pub fn some_len(rng: &mut Rng, huge: bool) -> usize {
-    let small = [1, 100, PAGE, 3 * PAGE + 100, 16 * PAGE, 64 * PAGE, 80 * PAGE];
-    let large = [2 << 20, (2 << 20) + PAGE, 4 << 20, (4 << 20) + 300];
+    let small = [
+        1,
+        100,
+        page_bytes(),
+        3 * page_bytes() + 100,
+        16 * page_bytes(),
+        64 * page_bytes(),
+        80 * page_bytes(),
+    ];
+    let large = [2 << 20, (2 << 20) + page_bytes(), 4 << 20, (4 << 20) + 300];
     if huge || rng.once_in(12) {
         large[rng.below(large.len())]
     } else {
@@ -107,7 +119,7 @@ impl Object {
     pub fn new(rng: &mut Rng, huge: bool, refill: bool) -> Option<Object> {
         doing!("Volatile::build");
         let len = some_len(rng, huge);
-        let pages = len.div_ceil(PAGE);
+        let pages = len.div_ceil(page_bytes());
         let salt = rng.draw();
         let maker = (refill && rng.once_in(2)).then(|| Maker::new(salt, len));
         let mut builder = Volatile::builder(len);
@@ -326,7 +338,7 @@ impl Object {
         doing!("Volatile::purge_now");
         let result = self.volatile.purge_now();
         let gone = *result.as_ref().unwrap_or(&0);
-        if gone > self.pages.len() * PAGE {
+        if gone > self.pages.len() * page_bytes() {
             wrong!("Volatile::purge_now answered {gone} bytes of {}", self.volatile.len());
         }
         let plain = self.lost.iter().all(|lost| !lost) && self.pages.iter().all(|page| *page != 0);
@@ -370,8 +382,8 @@ impl Object {
         doing!("read of an object through the kernel");
         let page = rng.below(self.pages.len());
         let mut bytes = vec![0; self.volatile.len()];
-        let start = page * PAGE;
-        let end = bytes.len().min(start + PAGE);
+        let start = page * page_bytes();
+        let end = bytes.len().min(start + page_bytes());
         let at = self.volatile.as_ptr() as usize + start;
         match sys::read_through_kernel(at, &mut bytes[start..end]) {
             Err(_) => self.gone[page] = self.maker.is_none() && self.pages[page] != 0,
@@ -409,8 +421,8 @@ impl Object {
         let touch = Touch { start, end, resolve: &resolve };
         let mut bytes = vec![0; self.volatile.len()];
         touching(&touch, || {
-            let end = bytes.len().min((page + 1) * PAGE);
-            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
+            let end = bytes.len().min((page + 1) * page_bytes());
+            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * page_bytes()) {
                 // SAFETY: inside the object, which outlives this. A missing page raises SIGBUS,
                 // which `resolve` handles, or is refilled.
                 *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };

@@ -8,7 +8,7 @@
 use crate::model::{self, Found};
 use crate::rng::Rng;
 use crate::setting::judge;
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ pub struct Overlap {
 impl Overlap {
     /// A fresh range of so many pages.
     pub fn new(salt: u64, pages: usize) -> Overlap {
-        let base = sys::map(pages * PAGE, false).expect("memory for a range");
+        let base = sys::map(pages * page_bytes(), false).expect("memory for a range");
         let page = |_| Page {
             holders: AtomicU32::new(0),
             version: AtomicU64::new(0),
@@ -52,7 +52,7 @@ impl Overlap {
     }
 
     fn at(&self, page: usize) -> usize {
-        self.base + page * PAGE
+        self.base + page * page_bytes()
     }
 
     fn write(&self, page: usize) {
@@ -76,8 +76,8 @@ impl Overlap {
         // SAFETY: the range is this structure's own mapping, which stays mapped. An unmark discards
         // only pages that were lost before.
         let result = unsafe {
-            volatile::unmark_with_map(self.at(start) as *mut u8, count * PAGE, |gone| {
-                for page in gone.start / PAGE..gone.end / PAGE {
+            volatile::unmark_with_map(self.at(start) as *mut u8, count * page_bytes(), |gone| {
+                for page in gone.start / page_bytes()..gone.end / page_bytes() {
                     reports += 1;
                     self.pages[start + page].reports.fetch_add(1, Ordering::AcqRel);
                 }
@@ -109,13 +109,15 @@ impl Overlap {
                 doing!("offer_now of an overlapping range");
                 // SAFETY: the range is this structure's own mapping. Only marked pages are offered,
                 // and no thread touches a page that is marked.
-                let _ = unsafe { volatile::offer_now(self.at(start) as *mut u8, count * PAGE) };
+                let _ =
+                    unsafe { volatile::offer_now(self.at(start) as *mut u8, count * page_bytes()) };
             }
             _ => {
                 doing!("purge_now of an overlapping range");
                 // SAFETY: the range is this structure's own mapping. Only marked pages are
                 // discarded, and no thread touches a page that is marked.
-                let _ = unsafe { volatile::purge_now(self.at(start) as *mut u8, count * PAGE) };
+                let _ =
+                    unsafe { volatile::purge_now(self.at(start) as *mut u8, count * page_bytes()) };
             }
         }
     }
@@ -176,7 +178,7 @@ impl Overlap {
             doing!("unmark before mark of an overlapping range");
             if self.unmark(start, count) {
                 (start..start + count).for_each(|page| self.account(page));
-                let (at, len) = (self.at(start) as *mut u8, count * PAGE);
+                let (at, len) = (self.at(start) as *mut u8, count * page_bytes());
                 if rng.once_in(8) {
                     doing!("forget of an overlapping range");
                     // SAFETY: the range is this structure's own mapping, and this thread is alone

@@ -7,7 +7,7 @@ use crate::model::{self, Found, Pages};
 use crate::rng::Rng;
 use crate::setting::{self, is, judge};
 use crate::sigbus::{touching, Touch};
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{closures, doing, panics, wrong};
 use std::cell::Cell;
@@ -40,12 +40,12 @@ const MOST_CHECKED: usize = 96;
 impl Ranges {
     /// A fresh range of so many pages.
     pub fn new(salt: u64, pages: usize, huge: bool) -> Ranges {
-        let base = sys::map(pages * PAGE, huge).expect("memory for a range");
+        let base = sys::map(pages * page_bytes(), huge).expect("memory for a range");
         let mut ranges =
             Ranges { base, model: Pages::new(salt, pages), huge, version: 0, failed: false };
         if salt % 3 == 0 {
             // Six mappings for the kernel, so that a failing call may fail half way.
-            let part = pages / 6 * PAGE;
+            let part = pages / 6 * page_bytes();
             for n in (0..6).step_by(2) {
                 // SAFETY: advice that changes no contents.
                 unsafe { libc::madvise((base + n * part) as *mut _, part, libc::MADV_DONTDUMP) };
@@ -61,11 +61,11 @@ impl Ranges {
     }
 
     fn at(&self, page: usize) -> *mut u8 {
-        (self.base + page * PAGE) as *mut u8
+        (self.base + page * page_bytes()) as *mut u8
     }
 
     fn part(&self, rng: &mut Rng) -> (usize, usize) {
-        let (pages, huge) = (self.pages(), sys::HUGE / PAGE);
+        let (pages, huge) = (self.pages(), sys::HUGE / page_bytes());
         if self.huge && rng.once_in(2) {
             let (start, count) = rng.part(pages / huge, 2);
             return (start * huge, count * huge);
@@ -128,7 +128,8 @@ impl Ranges {
                 continue;
             }
             // SAFETY: the driver's own memory, which it owns and has unmarked.
-            let done = unsafe { libc::madvise(self.at(page).cast(), PAGE, libc::MADV_DONTNEED) };
+            let done =
+                unsafe { libc::madvise(self.at(page).cast(), page_bytes(), libc::MADV_DONTNEED) };
             if done != 0 {
                 continue;
             }
@@ -141,7 +142,7 @@ impl Ranges {
 
     fn mark(&mut self, rng: &mut Rng, start: usize, count: usize) {
         doing!("mark");
-        let (at, len) = (self.at(start), count * PAGE);
+        let (at, len) = (self.at(start), count * page_bytes());
         // SAFETY: the range is the driver's; it is unmarked or forgotten before it is unmapped, and
         // written while it is marked only where purges raise SIGBUS.
         let result = unsafe {
@@ -176,19 +177,22 @@ impl Ranges {
         let result = panics::catching(|| {
             // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
             unsafe {
-                volatile::unmark_with_map(at, count * PAGE, |gone| {
-                    if gone.start % PAGE != 0 || gone.end % PAGE != 0 || gone.end > count * PAGE {
+                volatile::unmark_with_map(at, count * page_bytes(), |gone| {
+                    if gone.start % page_bytes() != 0
+                        || gone.end % page_bytes() != 0
+                        || gone.end > count * page_bytes()
+                    {
                         stray = true;
                         return;
                     }
-                    let pages = gone.start / PAGE..gone.end / PAGE;
+                    let pages = gone.start / page_bytes()..gone.end / page_bytes();
                     for (page, told) in pages.clone().zip(&mut reported[pages]) {
                         if std::mem::replace(told, true) {
                             twice = Some(page);
                         }
                         if wild == closures::Wild::Write {
                             let page = start + page;
-                            model::write_page(base + page * PAGE, salt, page, version);
+                            model::write_page(base + page * page_bytes(), salt, page, version);
                             written = true;
                         }
                     }
@@ -280,7 +284,7 @@ impl Ranges {
     fn unmark_whole_words(&mut self, start: usize, count: usize) {
         doing!("unmark");
         // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
-        let result = unsafe { volatile::unmark(self.at(start), count * PAGE) };
+        let result = unsafe { volatile::unmark(self.at(start), count * page_bytes()) };
         match result {
             Err(error) => {
                 judge("unmark", &error, &[]);
@@ -331,7 +335,7 @@ impl Ranges {
         doing!("offer_now");
         // SAFETY: the range is the driver's own mapping. Only marked pages are offered, and the
         // driver expects them to go.
-        let result = unsafe { volatile::offer_now(self.at(start), count * PAGE) };
+        let result = unsafe { volatile::offer_now(self.at(start), count * page_bytes()) };
         self.judge_offer("offer_now", start, count, result.err());
     }
 
@@ -339,17 +343,17 @@ impl Ranges {
         doing!("purge_now");
         // SAFETY: the range is the driver's own mapping. Only marked pages are discarded, and the
         // driver expects them to go.
-        let result = unsafe { volatile::purge_now(self.at(start), count * PAGE) };
+        let result = unsafe { volatile::purge_now(self.at(start), count * page_bytes()) };
         let gone = *result.as_ref().unwrap_or(&0);
         let all_data = self.model.pages[start..start + count]
             .iter()
             .all(|page| !page.marked || page.version != 0);
-        if gone > self.marked(start, count) * PAGE {
+        if gone > self.marked(start, count) * page_bytes() {
             wrong!("purge_now answered {gone} bytes, more than are volatile");
         }
         self.judge_offer("purge_now", start, count, result.err());
         if gone > 0 && all_data && rng.once_in(2) {
-            let reported = self.unmark(rng, start, count, Closure::Quiet) * PAGE;
+            let reported = self.unmark(rng, start, count, Closure::Quiet) * page_bytes();
             let unmarked = self.marked(start, count) == 0;
             if unmarked && reported < gone {
                 wrong!(
@@ -395,7 +399,7 @@ impl Ranges {
     fn forget(&mut self, start: usize, count: usize) {
         doing!("forget");
         // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
-        match unsafe { volatile::forget(self.at(start), count * PAGE) } {
+        match unsafe { volatile::forget(self.at(start), count * page_bytes()) } {
             Ok(()) => self.learn(start, count),
             Err(error) => {
                 judge("forget", &error, &[]);
@@ -422,7 +426,7 @@ impl Ranges {
     fn after_panic(&mut self, start: usize, count: usize) {
         doing!("unmark after a closure panicked");
         // SAFETY: the range is the driver's own mapping, which stays mapped during the call.
-        let again = unsafe { volatile::unmark(self.at(start), count * PAGE) };
+        let again = unsafe { volatile::unmark(self.at(start), count * page_bytes()) };
         match again {
             Ok(_) => self.learn(start, count),
             Err(error) => {
@@ -440,9 +444,10 @@ impl Ranges {
         if is(&setting::UNWATCHED) || self.failed {
             return;
         }
-        let mut bytes = [0u64; model::WORDS];
-        // SAFETY: the array's own bytes; any are valid.
-        let into = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), PAGE) };
+        let mut bytes = vec![0u64; model::page_words()];
+        // SAFETY: the vector's own bytes; any are valid.
+        let into =
+            unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), page_bytes()) };
         let read = sys::read_through_kernel(self.at(page) as usize, into);
         let version = self.model.pages[page].version;
         let found =
@@ -466,11 +471,11 @@ impl Ranges {
             setting::persist(|| {
                 // SAFETY: the page is of the driver's own mapping, which stays mapped while the
                 // touch waits.
-                unsafe { volatile::unmark_with_map(at as *mut u8, PAGE, told) }.is_ok()
+                unsafe { volatile::unmark_with_map(at as *mut u8, page_bytes(), told) }.is_ok()
             })
         };
         let before = self.model.pages[page];
-        let touch = Touch { start: at, end: at + PAGE, resolve: &resolve };
+        let touch = Touch { start: at, end: at + page_bytes(), resolve: &resolve };
         let version = self.version + 1;
         let found = touching(&touch, || {
             if write {
@@ -510,7 +515,7 @@ impl Ranges {
 
     fn ask(&mut self, start: usize, count: usize) {
         doing!("is_volatile");
-        let said = volatile::is_volatile(self.at(start), count * PAGE);
+        let said = volatile::is_volatile(self.at(start), count * page_bytes());
         if said != (self.marked(start, count) > 0) && !self.may_have_failed() {
             wrong!("is_volatile says {said}, and {} pages are", self.marked(start, count));
         }
@@ -521,9 +526,9 @@ impl Ranges {
         let at = self.at(page);
         let (at, len) = match rng.below(4) {
             0 => (at, 0),
-            1 => (at.wrapping_add(1), PAGE),
-            2 => (at, PAGE + 1),
-            _ => (at, usize::MAX - PAGE + 1),
+            1 => (at.wrapping_add(1), page_bytes()),
+            2 => (at, page_bytes() + 1),
+            _ => (at, usize::MAX - page_bytes() + 1),
         };
         // SAFETY: the calls are refused before they do anything.
         let errors = unsafe {
@@ -548,13 +553,13 @@ impl Ranges {
         doing!("forget before unmapping");
         let pages = self.pages();
         // SAFETY: the range is the driver's own mapping, which is unmapped only after this call.
-        if let Err(error) = unsafe { volatile::forget(self.at(0), pages * PAGE) } {
+        if let Err(error) = unsafe { volatile::forget(self.at(0), pages * page_bytes()) } {
             judge("forget", &error, &[]);
             return self.after_failure(0, pages);
         }
         doing!("unmap");
         self.learn(0, pages.min(MOST_CHECKED));
-        sys::unmap(self.base, pages * PAGE);
+        sys::unmap(self.base, pages * page_bytes());
         if rng.once_in(2) {
             sys::nap_us(rng.below(500) as u64);
         }
@@ -567,7 +572,7 @@ impl Ranges {
     fn pass_time(&mut self, rng: &mut Rng) {
         doing!("nap");
         sys::nap_us(rng.below(3000) as u64);
-        sys::reclaim(self.base, self.pages() * PAGE);
+        sys::reclaim(self.base, self.pages() * page_bytes());
     }
 
     /// Takes everything back and checks it; the memory stays.

@@ -4,7 +4,7 @@ use crate::closures::Wild;
 use crate::model;
 use crate::panics;
 use crate::rng::Rng;
-use crate::sys::PAGE;
+use crate::sys::page_bytes;
 use crate::wrong;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Maker {
 impl Maker {
     /// For an object of so many bytes.
     pub fn new(salt: u64, len: usize) -> Arc<Maker> {
-        let made = (0..len.div_ceil(PAGE)).map(|_| AtomicBool::new(false)).collect();
+        let made = (0..len.div_ceil(page_bytes())).map(|_| AtomicBool::new(false)).collect();
         let (mood, calls) = (AtomicU32::new(Mood::Good as u32), AtomicU64::new(0));
         Arc::new(Maker { salt, len, mood, made, calls })
     }
@@ -82,7 +82,7 @@ impl Maker {
     }
 
     fn make(&self, offset: usize, bytes: &mut [u8]) -> bool {
-        if offset % PAGE != 0 || offset + bytes.len() > self.len || bytes.is_empty() {
+        if offset % page_bytes() != 0 || offset + bytes.len() > self.len || bytes.is_empty() {
             wrong!("a refill function was asked for {} bytes from {offset}", bytes.len());
             return false;
         }
@@ -104,11 +104,12 @@ impl Maker {
                 }
             }
         }
-        for page in offset / PAGE..(offset + bytes.len()).div_ceil(PAGE) {
+        for page in offset / page_bytes()..(offset + bytes.len()).div_ceil(page_bytes()) {
             self.made[page].store(true, Ordering::SeqCst);
         }
         for (n, word) in bytes.chunks_mut(8).enumerate() {
-            let (page, at) = (offset / PAGE + n / model::WORDS, n % model::WORDS);
+            let (page, at) =
+                (offset / page_bytes() + n / model::page_words(), n % model::page_words());
             let pattern = model::pattern(self.salt, page, MADE, at).to_ne_bytes();
             word.copy_from_slice(&pattern[..word.len()]);
         }

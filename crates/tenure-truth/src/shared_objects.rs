@@ -8,7 +8,7 @@ use crate::refill::{Maker, Mood, MADE};
 use crate::rng::Rng;
 use crate::setting::{self, is, judge};
 use crate::sigbus::{touching, Touch};
-use crate::sys::{self, PAGE};
+use crate::sys::{self, page_bytes};
 use crate::tally::{add, tally};
 use crate::{doing, wrong};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +51,7 @@ impl SharedObjects {
         };
         match volatile.pin_mut() {
             Ok(mut guard) => {
-                (0..len.div_ceil(PAGE)).for_each(|page| fill(&mut guard, salt, page, MADE));
+                (0..len.div_ceil(page_bytes())).for_each(|page| fill(&mut guard, salt, page, MADE));
                 // TENURE_PURGE=always may have taken the zeros already.
                 guard.restored();
             }
@@ -164,7 +164,7 @@ impl Shared {
         doing!("touch of a shared object");
         let start = self.volatile.as_ptr() as usize;
         let len = self.volatile.len();
-        let page = rng.below(len.div_ceil(PAGE));
+        let page = rng.below(len.div_ceil(page_bytes()));
         let resolve = |_: usize| {
             // Another thread may make it fail again: then the signal comes again.
             if let Some(maker) = &self.maker {
@@ -179,8 +179,8 @@ impl Shared {
         let touch = Touch { start, end: start + len, resolve: &resolve };
         let mut bytes = vec![0; len];
         touching(&touch, || {
-            let end = len.min((page + 1) * PAGE);
-            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * PAGE) {
+            let end = len.min((page + 1) * page_bytes());
+            for (at, byte) in bytes.iter_mut().enumerate().take(end).skip(page * page_bytes()) {
                 // SAFETY: inside the object, which this thread holds. A missing page raises SIGBUS,
                 // which `resolve` handles, or is refilled.
                 *byte = unsafe { std::ptr::read_volatile((start + at) as *const u8) };
@@ -196,7 +196,7 @@ impl Shared {
             Err(error) => self.judge_pin(&error),
             Ok(guard) => {
                 let lost = lost_pages(&guard.lost(), len)[page];
-                let prefix = bytes[page * PAGE..len.min((page + 1) * PAGE)]
+                let prefix = bytes[page * page_bytes()..len.min((page + 1) * page_bytes())]
                     .chunks(8)
                     .enumerate()
                     .all(|(n, word)| {

@@ -36,15 +36,17 @@ fn on_purged(purged: tenure::volatile::Purged) -> bool {
         wrong!("SIGBUS at {:#x}, which this thread may read and write", purged.address);
         // Continue, if that is the only cause.
         let page = purged.page as *mut u8;
-        // SAFETY: memory that this thread may use is not volatile; unmarking it changes nothing.
-        return setting::persist(|| unsafe { tenure::volatile::unmark(page, sys::PAGE) }.is_ok());
+        return setting::persist(|| {
+            // SAFETY: memory that this thread may use is not volatile; unmarking changes nothing.
+            unsafe { tenure::volatile::unmark(page, sys::page_bytes()) }.is_ok()
+        });
     }
     // SAFETY: `touching` set it and is still running on this thread: the signal came in between.
     let touch = unsafe { &*touch };
     if !(touch.start..touch.end).contains(&purged.address) {
         return false;
     }
-    if purged.page != purged.address / sys::PAGE * sys::PAGE {
+    if purged.page != purged.address / sys::page_bytes() * sys::page_bytes() {
         wrong!("on_purged_access was given {purged:x?}, whose page is another");
     }
     (touch.resolve)(purged.address)

@@ -2,10 +2,8 @@
 
 #![allow(unsafe_code, reason = "makes the calls that are checked, on memory of its own")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
 /// Bytes of a huge page.
 pub const HUGE: usize = 2 << 20;
 /// The exit code of a process that found enough errors.
@@ -14,6 +12,20 @@ pub const EXIT_WRONG: i32 = 76;
 pub const EXIT_HANG: i32 = 78;
 /// The exit code at a SIGBUS that nothing explains.
 pub const EXIT_SIGBUS: i32 = 75;
+
+/// Bytes of a page: 4, 16 or 64 KiB. Handlers of SIGBUS ask, too.
+pub fn page_bytes() -> usize {
+    static BYTES: AtomicUsize = AtomicUsize::new(0);
+    match BYTES.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: the call takes a number only.
+            let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+            BYTES.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    }
+}
 
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 
