@@ -225,16 +225,6 @@ fn whoever_finds_nothing_waiting_finds_it_counted() {
     });
 }
 
-/// Since Linux 5.13.
-fn files_can_be_moved() -> bool {
-    let file = memfd(0);
-    let at = try_map(4096, RW, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
-    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
-    // SAFETY: a mapping of this test's own, which is not used again.
-    let moved = unsafe { libc::syscall(libc::SYS_mremap, at, 4096, 4096, how, 0) };
-    moved != -1
-}
-
 /// Before 6.11 the kernel answers no question about a mapping: tenure reads the text of the list.
 fn without_query() {
     let filter = Filter::new().refuse(Call::ProcmapQuery, Errno::NOTTY);
@@ -251,8 +241,7 @@ fn a_shared_file_keeps_its_bytes(test: &'static str, first: fn()) {
             let at = try_map(LEN, RW, libc::MAP_SHARED, file.as_raw_fd()).unwrap();
             touch(at, LEN);
             let way = unmap(at, LEN).unwrap();
-            let later = files == Files::Later && files_can_be_moved();
-            assert_eq!(way, if later { Way::Moved } else { Way::InSlices });
+            assert_eq!(way, if files == Files::Later { Way::Moved } else { Way::InSlices });
             drain();
             let mut bytes = Vec::new();
             file.rewind().unwrap();

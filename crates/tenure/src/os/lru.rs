@@ -122,6 +122,7 @@ mod tests {
             tenure_testkit::skip!("needs two processors and sched_setaffinity")
         };
         type Way = fn() -> Result<(), Errno>;
+        let mut least = without;
         for (name, way) in [("collapse", by_collapse as Way), ("fadvise", by_fadvise)] {
             if let Err(errno) = way() {
                 println!("{name}: {errno}");
@@ -129,10 +130,14 @@ mod tests {
             }
             let with = left_in_rounds(move || way().unwrap()).unwrap();
             println!("{name}: {with} pages of {} stayed, {without} without", 50 * PAGES);
-            // Another thread's look at a page holds a reference to it for a moment, so a few pages
-            // may stay.
-            assert!(without == 0 || with * 10 < without, "{name}: {with}, {without} without");
+            least = least.min(with);
         }
+        let with = left_in_rounds(drain).unwrap();
+        println!("both: {with} pages stayed");
+        // Another thread's look at a page holds a reference to it for a moment, so a few pages may
+        // stay.
+        assert!(with * 10 < without || with <= 2 * least, "{with}, {least}, {without} without");
+        assert!(least == without || with * 10 < without, "{with}, {without} without");
     }
 
     #[test]

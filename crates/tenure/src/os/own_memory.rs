@@ -14,7 +14,8 @@ impl OwnMemory {
         OwnMemory(brief::open("/proc/thread-self/mem").ok())
     }
 
-    /// Returns whether a page is all zeros. Returns `false` for a page that cannot be read.
+    /// Returns whether a page is all zeros. Returns `false` for a page that cannot be read: a kernel may keep a process from its
+    /// own protected pages (`proc_mem.force_override`, 6.12+; Debian's 7.3).
     pub fn reads_as_zeros(&self, page: PageRange) -> bool {
         let mut bytes = [0u8; 4096];
         debug_assert!(page.len() == page_size());
@@ -42,6 +43,10 @@ mod tests {
         // SAFETY: memory of this test's own, which it does not touch until the access is back.
         unsafe { libc::mprotect(range.start as *mut _, 2 * page, libc::PROT_NONE) };
         let memory = OwnMemory::open();
+        let read = memory.0.as_ref().map(|file| file.pread(&mut [0; 8], range.start as u64));
+        if !matches!(read, Some(Ok(_))) {
+            tenure_testkit::skip!("protected pages cannot be read here: {read:?}");
+        }
         assert!(memory.reads_as_zeros(PageRange::new(range.start, range.start + page)));
         assert!(!memory.reads_as_zeros(PageRange::new(range.start + page, range.end)));
         let both = libc::PROT_READ | libc::PROT_WRITE;

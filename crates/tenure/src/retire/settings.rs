@@ -18,9 +18,7 @@ pub enum Files {
     #[default]
     AtOnce,
     /// Later, as other memory. Until then the mapping holds its file: unmounting and sealing a
-    /// memfd against writes return `EBUSY`, and the kernel grants no lease. Needs Linux 5.13, which
-    /// moves mappings of files; on older kernels they go [in slices](super::Way::InSlices), as with
-    /// `AtOnce`.
+    /// memfd against writes return `EBUSY`, and the kernel grants no lease.
     Later,
 }
 
