@@ -187,10 +187,11 @@ pub(super) fn special(entry: &Entry) -> Option<Special> {
     if entry.has("dp") {
         return Some(Impossible("MAP_DROPPABLE memory, which the kernel may always take"));
     }
-    // memfd_secret's mappings are locked and charged when they are made, and munlock leaves them
-    // locked. mlock fails on them, because the kernel cannot pin their pages.
-    if entry.has("lo") && internal::is_secret(&entry.name, entry.mapping.device) {
-        return Some(AlwaysResident("memfd_secret memory, locked since it was mapped"));
+    // The kernel never pages memfd_secret's memory out. mlock fails on it, because the kernel cannot
+    // pin its pages. Some kernels show its mappings as locked (`lo`: Linux 6.18), some do not
+    // (Debian's 6.12 and 7.3). All leave them out of core dumps (`dd`).
+    if entry.has("dd") && internal::is_secret(&entry.name, entry.mapping.device) {
+        return Some(AlwaysResident("memfd_secret memory, which is never paged out"));
     }
     if entry.has("ht") {
         return Some(AlwaysResident(

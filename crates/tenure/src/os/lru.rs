@@ -19,12 +19,12 @@ use rustix::io::Errno;
 use std::num::NonZeroU64;
 
 /// Empties the batches of all processors, so that the next `MADV_FREE` and `MADV_PAGEOUT` meet
-/// every page that was faulted in before. Needs no privilege. If neither call works, this does
-/// nothing: the batches empty themselves as their processors fault in more pages.
+/// every page that was faulted in before. Needs no privilege. It makes both calls: the first
+/// succeeds on Linux 7.3, too, but empties no batch there. If neither works, the batches empty
+/// themselves as their processors fault in more pages.
 pub(crate) fn drain() {
-    if by_collapse().is_err() {
-        let _ = by_fadvise();
-    }
+    let _ = by_collapse();
+    let _ = by_fadvise();
 }
 
 /// `MADV_COLLAPSE` calls `lru_add_drain_all` before it looks at any page. This passes the first
@@ -121,23 +121,21 @@ mod tests {
         let Some(without) = left_in_rounds(|| {}) else {
             tenure_testkit::skip!("needs two processors and sched_setaffinity")
         };
-        type Way = fn() -> Result<(), Errno>;
-        let mut least = without;
-        for (name, way) in [("collapse", by_collapse as Way), ("fadvise", by_fadvise)] {
-            if let Err(errno) = way() {
-                println!("{name}: {errno}");
-                continue;
-            }
-            let with = left_in_rounds(move || way().unwrap()).unwrap();
-            println!("{name}: {with} pages of {} stayed, {without} without", 50 * PAGES);
-            least = least.min(with);
+        let ways =
+            [("collapse", by_collapse as fn() -> Result<(), Errno>), ("fadvise", by_fadvise)];
+        let mut works = false;
+        for (name, way) in ways {
+            let with = way().is_ok().then(|| left_in_rounds(move || drop(way())).unwrap());
+            println!("{name}: {with:?} pages of {} stayed, {without} without", 50 * PAGES);
+            // Another thread's look at a page holds a reference to it for a moment, so a few pages
+            // may stay.
+            works |= with.is_some_and(|with| with * 10 < without);
+        }
+        if !works && without > 0 {
+            tenure_testkit::skip!("neither call empties the batches of this kernel");
         }
         let with = left_in_rounds(drain).unwrap();
-        println!("both: {with} pages stayed");
-        // Another thread's look at a page holds a reference to it for a moment, so a few pages may
-        // stay.
-        assert!(with * 10 < without || with <= 2 * least, "{with}, {least}, {without} without");
-        assert!(least == without || with * 10 < without, "{with}, {without} without");
+        assert!(without == 0 || with * 10 < without, "{with}, {without} without");
     }
 
     #[test]
