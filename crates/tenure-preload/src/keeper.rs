@@ -210,7 +210,6 @@ pub fn is_starting_here() -> bool {
 }
 
 extern "C" fn starter(_: *mut c_void) -> *mut c_void {
-    START.starter_stack.is_mine();
     // SAFETY: the handle of the calling thread.
     START.starter_handle.store(unsafe { libc::pthread_self() } as usize, Ordering::Release);
     // The start reads a dozen files: of the memory cgroup, of this process and of the machine.

@@ -125,7 +125,7 @@ mod tests {
             [("collapse", by_collapse as fn() -> Result<(), Errno>), ("fadvise", by_fadvise)];
         let mut works = false;
         for (name, way) in ways {
-            let with = way().is_ok().then(|| left_in_rounds(move || drop(way())).unwrap());
+            let with = way().is_ok().then(|| left_in_rounds(move || _ = way()).unwrap());
             println!("{name}: {with:?} pages of {} stayed, {without} without", 50 * PAGES);
             // Another thread's look at a page holds a reference to it for a moment, so a few pages
             // may stay.

@@ -2,51 +2,60 @@
 
 use super::{page_size, raw_map, reserve, tid};
 use crate::range::PageRange;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-/// A stack for one thread after another. The C library puts a thread's stack into a hole of the
-/// program's, and keeps it when the thread has ended. So tenure's threads get a stack of their own.
+/// Stacks for threads that follow one another. The C library puts a thread's stack into a hole of
+/// the program's, and keeps it when the thread has ended. So tenure's threads get a stack of their
+/// own.
 pub struct Stack {
-    /// The address of its guard page; 0: there is none yet.
-    start: AtomicUsize,
-    /// The kernel's number of the thread that has it, or had it last; 0: a thread that has not run
-    /// yet; [`NO_THREAD`].
-    thread: AtomicI32,
+    places: [Place; PLACES],
 }
 
-/// The last thread could not be made.
+/// One stack, and the thread that has it. Only the thread that starts another one on it, and that
+/// one, write here: a thread that the C library gave a stack has no place.
+struct Place {
+    /// The address of the guard page; 0: there is no memory yet.
+    start: AtomicUsize,
+    /// The kernel's number of the thread that has it, or had it last; [`STARTING`]; [`NO_THREAD`].
+    thread: AtomicI32,
+    body: AtomicPtr<c_void>,
+    argument: AtomicPtr<c_void>,
+}
+
+/// A thread is being started on the stack, or was, when the process forked.
+const STARTING: i32 = 0;
 const NO_THREAD: i32 = -1;
 
+/// Mostly one is used: a thread starts when the one before it has ended.
+const PLACES: usize = 4;
 const BYTES: usize = 256 << 10;
+
+type Body = extern "C" fn(*mut c_void) -> *mut c_void;
 
 impl Stack {
     /// Makes an empty value, without memory.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Stack {
-        Stack { start: AtomicUsize::new(0), thread: AtomicI32::new(0) }
+        Stack { places: [const { Place::new() }; PLACES] }
     }
 
-    /// Starts a thread on it, which is never joined. The thread calls [`is_mine`](Stack::is_mine).
-    /// If there is no memory for a stack of tenure's own, the C library chooses one.
+    /// Starts a thread, which is never joined. If there is no memory for a stack of tenure's own,
+    /// or each has its thread, the C library chooses one.
     ///
     /// # Errors
     /// The errno of `pthread_create`.
     ///
     /// # Safety
     /// `body` may run on any thread with `argument`. No two threads call this at the same time for
-    /// one stack.
-    pub unsafe fn start(
-        &self,
-        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
-        argument: *mut libc::c_void,
-    ) -> Result<(), c_int> {
+    /// one value.
+    pub unsafe fn start(&'static self, body: Body, argument: *mut c_void) -> Result<(), c_int> {
         // SAFETY: the caller keeps the same promises.
         unsafe { self.create(body, argument, libc::PTHREAD_CREATE_DETACHED) }
     }
 
-    /// [`start`](Stack::start) of a thread that is joined before the next one starts on this stack.
+    /// [`start`](Stack::start) of a thread that is joined before the next one starts.
     ///
     /// # Errors
     /// The errno of `pthread_create`.
@@ -54,67 +63,100 @@ impl Stack {
     /// # Safety
     /// As for [`start`](Stack::start).
     pub unsafe fn start_joinable(
-        &self,
-        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
-        argument: *mut libc::c_void,
+        &'static self,
+        body: Body,
+        argument: *mut c_void,
     ) -> Result<(), c_int> {
         // SAFETY: the caller keeps the same promises.
         unsafe { self.create(body, argument, libc::PTHREAD_CREATE_JOINABLE) }
     }
 
     unsafe fn create(
-        &self,
-        body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void,
-        argument: *mut libc::c_void,
+        &'static self,
+        body: Body,
+        argument: *mut c_void,
         state: c_int,
     ) -> Result<(), c_int> {
-        let stack = self.take();
+        let place = self.places.iter().find(|place| place.is_free());
+        let place = place.filter(|place| place.take(body, argument));
         let mut attributes = MaybeUninit::uninit();
         let mut thread = MaybeUninit::uninit();
         // SAFETY: the attributes are local, initialised before they are used and destroyed
-        // afterwards. The stack is mapped for good, and `take` returns none that a thread uses.
-        // `body` may run on any thread with `argument`, as this function requires.
+        // afterwards. The stack is mapped for good, and no thread uses it. `body` may run on any
+        // thread with `argument`, as this function requires.
         let failed = unsafe {
             let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
-            if failed != 0 {
-                return Err(failed);
+            if failed == 0 {
+                let attributes = attributes.as_mut_ptr();
+                libc::pthread_attr_setdetachstate(attributes, state);
+                let (body, argument) = match place {
+                    Some(place) => {
+                        let lowest = place.start.load(Ordering::Relaxed) + page_size();
+                        libc::pthread_attr_setstack(attributes, lowest as *mut _, BYTES);
+                        (run as Body, std::ptr::from_ref(place).cast_mut().cast())
+                    }
+                    None => {
+                        libc::pthread_attr_setstacksize(attributes, BYTES);
+                        (body, argument)
+                    }
+                };
+                let failed = libc::pthread_create(thread.as_mut_ptr(), attributes, body, argument);
+                libc::pthread_attr_destroy(attributes);
+                failed
+            } else {
+                failed
             }
-            let attributes = attributes.as_mut_ptr();
-            libc::pthread_attr_setdetachstate(attributes, state);
-            match stack {
-                Some(stack) => {
-                    libc::pthread_attr_setstack(attributes, stack.start as *mut _, stack.len())
-                }
-                None => libc::pthread_attr_setstacksize(attributes, BYTES),
-            };
-            let failed = libc::pthread_create(thread.as_mut_ptr(), attributes, body, argument);
-            libc::pthread_attr_destroy(attributes);
-            failed
         };
         if failed == 0 {
             return Ok(());
         }
-        self.thread.store(NO_THREAD, Ordering::Release);
+        if let Some(place) = place {
+            place.thread.store(NO_THREAD, Ordering::Release);
+        }
         Err(failed)
     }
+}
 
-    /// Notes that the calling thread was started on it.
-    pub fn is_mine(&self) {
-        self.thread.store(tid::own(), Ordering::Release);
+/// The first function of a thread that has a place.
+extern "C" fn run(place: *mut c_void) -> *mut c_void {
+    // SAFETY: `create` passes a place, which lives as long as the process.
+    let place = unsafe { &*place.cast::<Place>() };
+    place.thread.store(tid::own(), Ordering::Release);
+    let body = place.body.load(Ordering::Acquire);
+    // SAFETY: `take` stored the function.
+    let body = unsafe { std::mem::transmute::<*mut c_void, Body>(body) };
+    body(place.argument.load(Ordering::Acquire))
+}
+
+impl Place {
+    const fn new() -> Place {
+        Place {
+            start: AtomicUsize::new(0),
+            thread: AtomicI32::new(NO_THREAD),
+            body: AtomicPtr::new(std::ptr::null_mut()),
+            argument: AtomicPtr::new(std::ptr::null_mut()),
+        }
     }
 
-    /// Returns the stack without its guard page, if no thread uses it any more; otherwise a new
-    /// one.
-    fn take(&self) -> Option<PageRange> {
-        let last = self.thread.swap(0, Ordering::AcqRel);
-        let mut start = self.start.load(Ordering::Acquire);
-        // The kernel removes a thread's number after the thread's last access to its memory.
-        let is_free = last == NO_THREAD || last != 0 && tid::has_ended(last);
-        if start == 0 || !is_free {
-            start = Self::map()?;
-            self.start.store(start, Ordering::Release);
+    /// The kernel removes a thread's number after the thread's last access to its memory.
+    fn is_free(&self) -> bool {
+        match self.thread.load(Ordering::Acquire) {
+            NO_THREAD => true,
+            STARTING => false,
+            last => tid::has_ended(last),
         }
-        Some(PageRange::new(start + page_size(), start + page_size() + BYTES))
+    }
+
+    /// For a thread that will start. `false`: there is no memory, and nothing has changed.
+    fn take(&self, body: Body, argument: *mut c_void) -> bool {
+        if self.start.load(Ordering::Relaxed) == 0 {
+            let Some(start) = Self::map() else { return false };
+            self.start.store(start, Ordering::Relaxed);
+        }
+        self.body.store(body as *mut c_void, Ordering::Release);
+        self.argument.store(argument, Ordering::Release);
+        self.thread.store(STARTING, Ordering::Release);
+        true
     }
 
     fn map() -> Option<usize> {
@@ -143,8 +185,7 @@ mod tests {
     static STACK: Stack = Stack::new();
     static LAST: AtomicU64 = AtomicU64::new(0);
 
-    extern "C" fn note(_: *mut libc::c_void) -> *mut libc::c_void {
-        STACK.is_mine();
+    extern "C" fn note(_: *mut c_void) -> *mut c_void {
         let local = 0u8;
         LAST.store(std::ptr::from_ref(&local) as u64, Ordering::Release);
         std::ptr::null_mut()
@@ -161,7 +202,7 @@ mod tests {
                 // SAFETY: the body uses no argument; one thread calls this.
                 let started = unsafe { NEVER.start(note, std::ptr::null_mut()) };
                 assert_eq!(started, Err(libc::EAGAIN));
-                NEVER.start.load(Ordering::Acquire)
+                NEVER.places[0].start.load(Ordering::Acquire)
             };
             assert_eq!(start(), start());
         });
@@ -175,17 +216,55 @@ mod tests {
             LAST.store(0, Ordering::Release);
             // SAFETY: the body uses no argument; one thread calls this.
             unsafe { STACK.start(note, std::ptr::null_mut()) }.unwrap();
-            let ended = || {
-                let number = STACK.thread.load(Ordering::Acquire);
-                number != 0 && tid::has_ended(number)
-            };
+            let ended = || STACK.places[0].is_free();
             while !ended() {
                 assert!(Instant::now() < until);
                 std::thread::sleep(Duration::from_millis(1));
             }
             seen.push(LAST.load(Ordering::Acquire));
         }
-        let start = STACK.start.load(Ordering::Acquire) as u64;
+        let start = STACK.places[0].start.load(Ordering::Acquire) as u64;
         assert!(seen.iter().all(|at| (start..start + 2 * BYTES as u64).contains(at)), "{seen:x?}");
+    }
+
+    #[test]
+    fn no_two_threads_have_one_stack_where_there_is_no_memory_for_another() {
+        in_child(this_test!(), &[], || {
+            static BUSY: Stack = Stack::new();
+            static WAITS: AtomicU64 = AtomicU64::new(0);
+            static OVER: AtomicU64 = AtomicU64::new(0);
+            extern "C" fn wait(_: *mut c_void) -> *mut c_void {
+                let local = 0u8;
+                WAITS.store(std::ptr::from_ref(&local) as u64, Ordering::Release);
+                while OVER.load(Ordering::Acquire) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::ptr::null_mut()
+            }
+            // SAFETY: the bodies use no argument; one thread at a time calls this.
+            let start = |body| unsafe { BUSY.start(body, std::ptr::null_mut()) };
+            let set = |at: &AtomicU64| {
+                while at.load(Ordering::Acquire) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                at.load(Ordering::Acquire)
+            };
+            start(wait).unwrap();
+            let first = set(&WAITS);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let no_memory = Call::Number(libc::SYS_mmap);
+                    let filter = Filter::new().refuse(no_memory, Errno::NOMEM);
+                    or_skip!(filter.install_this_thread());
+                    // It fails, or the C library has a stack left.
+                    let _ = start(note);
+                });
+            });
+            LAST.store(0, Ordering::Release);
+            start(note).unwrap();
+            let second = set(&LAST);
+            assert!(first.abs_diff(second) > BYTES as u64 / 2, "{first:x} {second:x}");
+            OVER.store(1, Ordering::Release);
+        });
     }
 }

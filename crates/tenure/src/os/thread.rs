@@ -121,7 +121,6 @@ type Body = Box<dyn FnOnce() + Send>;
 
 struct Start {
     name: CString,
-    stack: Option<&'static Stack>,
     body: Body,
 }
 
@@ -130,9 +129,6 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
     IS_OWN.set(true);
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
-    if let Some(stack) = start.stack {
-        stack.is_mine();
-    }
     let _taken_out = TakenOut::new();
     // SAFETY: the name ends with a zero and lives through the call; only this thread's name
     // changes.
@@ -154,7 +150,7 @@ pub(crate) fn spawn_quiet_with_stack(
     stack_bytes: usize,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<Thread> {
-    spawn(name, None, body, |start| create(start, stack_bytes))
+    spawn(name, body, |start| create(start, stack_bytes))
 }
 
 /// [`spawn_quiet`] for a thread that is never joined, on a stack [apart](super::apart) from the
@@ -166,17 +162,16 @@ pub(crate) fn spawn_apart(
 ) -> io::Result<()> {
     // SAFETY: `run` may run on any thread, and takes the box that `start` points to.
     let started = |start: *mut Start| unsafe { stack.start(run, start.cast()) };
-    spawn(name, Some(stack), body, |start| started(start).map_err(io::Error::from_raw_os_error))
+    spawn(name, body, |start| started(start).map_err(io::Error::from_raw_os_error))
 }
 
 fn spawn<T>(
     name: &str,
-    stack: Option<&'static Stack>,
     body: impl FnOnce() + Send + 'static,
     create: impl FnOnce(*mut Start) -> io::Result<T>,
 ) -> io::Result<T> {
     let name = CString::new(name)?;
-    let start: *mut Start = Box::into_raw(Box::new(Start { name, stack, body: Box::new(body) }));
+    let start: *mut Start = Box::into_raw(Box::new(Start { name, body: Box::new(body) }));
     find_count();
     // The new thread inherits this mask.
     let before = super::signal::block_all();
