@@ -79,7 +79,8 @@ fn claim(
     }
     if let Err(error) = charge(call, range, &unlocked(&pieces), when) {
         // The kernel compares with the limit also memory that it would not charge: huge pages of
-        // the pool, devices.
+        // the pool, devices. And a lock on fault of secret memory fails with ENOMEM where the kernel
+        // does not show it as locked.
         pieces = without_resident(ledger, range, &error).ok_or(error)?;
         charge(call, range, &unlocked(&pieces), when)?;
     }
@@ -102,10 +103,10 @@ pub(super) fn keep(ledger: &mut Ledger, range: PageRange, since: u64, when: When
     ledger.guard_goes(range, since);
 }
 
-/// Returns the pieces again, if the limit was exceeded only because of memory that is always
+/// Returns the pieces again, if the lock may have failed only because of memory that is always
 /// resident.
 fn without_resident(ledger: &Ledger, range: PageRange, error: &Error) -> Option<Vec<Piece>> {
-    if error.kind() != ErrorKind::LockLimit {
+    if !matches!(error.kind(), ErrorKind::LockLimit | ErrorKind::OutOfMemory) {
         return None;
     }
     let pieces = inspect::look_closely(ledger, range).ok()?;

@@ -33,12 +33,6 @@ pub(crate) fn cold(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxCold)
 }
 
-/// Whether the page at `addr` may be one of hugetlbfs: MADV_COLD refuses those, and locked ones. The text of the mappings does
-/// not say it, and before 6.11 there is only the text. One page that will be used sooner counts as unused.
-pub(crate) fn may_be_hugetlb(addr: usize) -> bool {
-    cold(PageRange::new(addr, addr + super::page_size())).is_err()
-}
-
 /// Has the kernel reclaim the range now: discards clean lazily freed pages, swaps the others out
 /// where there is swap.
 pub(crate) fn page_out(range: PageRange) -> Result<(), Errno> {

@@ -18,6 +18,9 @@ const BUFFER: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listed {
     pub mapping: Mapping,
+    /// Larger than the base page for hugetlbfs. `None`: the list was read as text (before 6.11),
+    /// which does not say it.
+    pub page_size: Option<usize>,
     name: [u8; NAME],
     length: usize,
 }
@@ -28,8 +31,9 @@ impl Listed {
         &self.name[..self.length]
     }
 
-    fn new(mapping: Mapping, name: &[u8]) -> Listed {
-        let mut listed = Listed { mapping, name: [0; NAME], length: name.len().min(NAME) };
+    fn new(mapping: Mapping, page_size: Option<usize>, name: &[u8]) -> Listed {
+        let mut listed =
+            Listed { mapping, page_size, name: [0; NAME], length: name.len().min(NAME) };
         listed.name[..listed.length].copy_from_slice(&name[..listed.length]);
         listed
     }
@@ -110,7 +114,7 @@ impl Lister {
             match parse_line(&text.buffer[line.clone()]) {
                 Some(mapping) if mapping.end > addr => {
                     let name = name_in_line(&text.buffer[line]);
-                    return Ok(Some(Listed::new(mapping, name)));
+                    return Ok(Some(Listed::new(mapping, None, name)));
                 }
                 _ => text.pass(after),
             }
@@ -134,7 +138,7 @@ fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
         // The query returns nothing for a name of this length.
         Err(Errno::NAMETOOLONG) => {
             let found = maps::query(addr, &mut [])?;
-            Ok(found.map(|(mapping, _)| Listed::new(mapping, LONG)))
+            Ok(found.map(|(mapping, page_size, _)| Listed::new(mapping, Some(page_size), LONG)))
         }
         answer => answer,
     }
@@ -142,7 +146,8 @@ fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
 
 fn query_with<const N: usize>(mut name: [u8; N], addr: usize) -> Result<Option<Listed>, Errno> {
     let found = maps::query(addr, &mut name)?;
-    Ok(found.map(|(mapping, length)| Listed::new(mapping, &name[..length])))
+    Ok(found
+        .map(|(mapping, page_size, length)| Listed::new(mapping, Some(page_size), &name[..length])))
 }
 
 impl Text {

@@ -249,12 +249,16 @@ pub(super) fn query_is(there: bool) {
     QUERY_WORKS.store(if there { 1 } else { 2 }, Ordering::Relaxed);
 }
 
-/// Returns the mapping at `addr` or the first one above it, and the length of its name.
-pub(super) fn query(addr: usize, name: &mut [u8]) -> Result<Option<(Mapping, usize)>, Errno> {
+/// Returns the mapping at `addr` or the first one above it, its page size and the length of its
+/// name.
+pub(super) fn query(
+    addr: usize,
+    name: &mut [u8],
+) -> Result<Option<(Mapping, usize, usize)>, Errno> {
     Ok(ask(addr, name)?.map(|query| {
         // The returned size counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-        (mapping_of(&query), length)
+        (mapping_of(&query), query.vma_page_size as usize, length)
     }))
 }
 

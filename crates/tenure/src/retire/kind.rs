@@ -2,7 +2,8 @@
 
 use super::settings;
 use crate::os::mapping_list::Listed;
-use crate::os::{advise, mlock};
+use crate::os::mlock;
+use crate::os::page_size;
 use crate::range::PageRange;
 
 /// Moving costs 10 µs, as much as unmapping 60 to 200 base pages.
@@ -54,7 +55,7 @@ pub(super) fn is_movable(found: &Listed, piece: PageRange, known: Known) -> bool
     let kind_is = match Kind::of(found, known) {
         Kind::Anonymous => true,
         // hugetlbfs has a fixed number of pages, and the program's next mapping may need these.
-        Kind::File => settings::files_later() && !advise::may_be_hugetlb(piece.start),
+        Kind::File => settings::files_later() && found.page_size == Some(page_size()),
         Kind::Special => false,
     };
     // A lock is charged until its pages are gone (`VmLck`), and a limit may be set meanwhile.

@@ -5,7 +5,7 @@
 
 use super::kind::Known;
 use super::{forget, settings, slice, unmap};
-use crate::os::{advise, detach, errno, mapping_list, page_size};
+use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
@@ -42,13 +42,11 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     }
     // mremap demands that all of the old range is one mapping, and its errno is for the page at the
     // start.
-    let one = mapping_list::at_or_after(start)
-        .ok()
-        .flatten()
-        .is_some_and(|found| found.mapping.start <= start && found.mapping.end >= end);
-    // The kernel refuses to shrink mappings of hugetlbfs before 5.16.
-    one && !advise::may_be_hugetlb(start)
-        && detach::may_be_unmapped_from(start).is_ok()
+    let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
+        let pages_fit = found.page_size.is_none_or(|size| size <= page);
+        found.mapping.start <= start && found.mapping.end >= end && pages_fit
+    });
+    one && detach::may_be_unmapped_from(start).is_ok()
         && unmap::unmap(PageRange::new(start + new, end), Known::Nothing, 0).is_ok()
 }
 

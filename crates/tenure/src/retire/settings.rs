@@ -18,7 +18,9 @@ pub enum Files {
     #[default]
     AtOnce,
     /// Later, as other memory. Until then the mapping holds its file: unmounting and sealing a
-    /// memfd against writes return `EBUSY`, and the kernel grants no lease.
+    /// memfd against writes return `EBUSY`, and the kernel grants no lease. Needs Linux 6.11,
+    /// which tells the page size of a mapping: huge pages of hugetlbfs go at once. On older kernels
+    /// files go [in slices](super::Way::InSlices), as with `AtOnce`.
     Later,
 }
 
