@@ -5,8 +5,5 @@
 /// refuses requests larger than all memory and swap (setting 0, the heuristic), or none (setting
 /// 1).
 pub fn largest_served() -> usize {
-    let about = rustix::system::sysinfo();
-    let unit = u64::from(about.mem_unit);
-    let all = (about.totalram as u64 + about.totalswap as u64).saturating_mul(unit);
-    usize::try_from(all).unwrap_or(usize::MAX)
+    usize::try_from(tenure::launcher::memory_and_swap()).unwrap_or(usize::MAX)
 }

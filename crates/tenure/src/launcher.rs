@@ -5,6 +5,7 @@
 pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;
 
+use crate::os::{limits, room_now};
 use crate::runtime::fork;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::published::Part;
@@ -31,6 +32,12 @@ fn this_process() -> i32 {
 
 fn note_process() {
     PROCESS.store(this_process(), Ordering::Relaxed);
+}
+
+/// Returns the machine's memory and swap in bytes; where the kernel does not tell, careful ones.
+pub fn memory_and_swap() -> u64 {
+    let all = |found: limits::Machine| found.memory.saturating_add(found.swap);
+    limits::machine().map_or(room_now::UNSEEN.limit, all)
 }
 
 /// Makes forks wait for [`call_next_allocator`].

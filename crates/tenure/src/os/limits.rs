@@ -1,5 +1,5 @@
-//! The bounds of locked memory: `RLIMIT_MEMLOCK`, the bytes charged against it, and the exempt
-//! processes.
+//! The bounds that the kernel tells: of locked memory (`RLIMIT_MEMLOCK`, the bytes charged against it, and
+//! the exempt processes), of files, and the machine's memory.
 
 use super::errno::last_errno;
 use super::small_file;
@@ -35,6 +35,39 @@ pub(crate) fn limit(resource: impl Into<i64>) -> Result<(Option<u64>, Option<u64
 /// Reads `RLIMIT_MEMLOCK`.
 pub(crate) fn memlock() -> Result<Memlock, Errno> {
     limit(libc::RLIMIT_MEMLOCK).map(|(soft, hard)| Memlock { soft, hard })
+}
+
+/// Returns how long a file may become (`RLIMIT_FSIZE`); `None`: no limit, or a filter refuses the
+/// question.
+pub(crate) fn file_bytes() -> Option<u64> {
+    limit(libc::RLIMIT_FSIZE).ok()?.0
+}
+
+/// The machine's memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    pub memory: u64,
+    /// Without the file pages that the kernel can drop.
+    pub free: u64,
+    pub swap: u64,
+}
+
+/// Asks the kernel; `None`: a filter refuses the question. (rustix takes the call for one that
+/// cannot fail, and would return what was on the stack.)
+pub(crate) fn machine() -> Option<Machine> {
+    let mut info = std::mem::MaybeUninit::<libc::sysinfo>::uninit();
+    // SAFETY: the kernel writes one structure of its own layout, which lives through the call.
+    if unsafe { libc::sysinfo(info.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded, so the kernel has written all of it.
+    let info = unsafe { info.assume_init() };
+    let bytes = |units: libc::c_ulong| units.saturating_mul(info.mem_unit.into());
+    Some(Machine {
+        memory: bytes(info.totalram),
+        free: bytes(info.freeram + info.bufferram),
+        swap: bytes(info.totalswap),
+    })
 }
 
 /// Returns a line of `/proc/thread-self/status` in kB, as bytes. It reads the thread's own file,

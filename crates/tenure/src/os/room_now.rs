@@ -2,6 +2,7 @@
 //!
 //! To find the files allocates. To read them does not: code inside an allocator does it.
 
+use super::limits;
 use super::memory_group::MemoryGroup;
 use super::small_file::{number, number_after, number_of, read};
 use rustix::io::Errno;
@@ -133,9 +134,7 @@ fn machine() -> Room {
 }
 
 fn by_sysinfo() -> Room {
-    let info = rustix::system::sysinfo();
-    let bytes = |units: u64| units.saturating_mul(info.mem_unit.into());
-    Room { limit: bytes(info.totalram), free: bytes(info.freeram + info.bufferram) }
+    limits::machine().map_or(UNSEEN, |found| Room { limit: found.memory, free: found.free })
 }
 
 /// Returns the room left under the machine and every cgroup above the process.
@@ -194,6 +193,16 @@ mod tests {
         assert_eq!(room.limit, other.limit);
         // Other processes take and free memory between the two.
         assert!((1 << 20..room.limit).contains(&other.free), "{other:?}");
+    }
+
+    #[test]
+    fn where_the_kernel_tells_nothing_the_machine_has_little() {
+        use tenure_testkit::seccomp::{Call, Errno, Filter};
+        tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            let filter = Filter::new().refuse(Call::Number(libc::SYS_sysinfo), Errno::PERM);
+            tenure_testkit::or_skip!(filter.install_this_thread());
+            assert_eq!(by_sysinfo(), UNSEEN);
+        });
     }
 
     #[test]

@@ -3,13 +3,12 @@
 use super::brief::{self, Brief, File, HIGH};
 use super::files::memfd;
 use super::own_table::this_thread_has_own_table;
-use super::{advise, raw_map, tid};
+use super::{advise, limits, raw_map, tid};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
-use rustix::process::{getrlimit, Resource};
 use std::ffi::{CStr, OsStr, OsString};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +33,7 @@ impl SharedFile {
     /// kernel would end the program with SIGXFSZ.
     pub fn make(name: &CStr, bytes: u64) -> Result<SharedFile, (&'static str, Errno)> {
         let failed = |what| move |errno| (what, errno);
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+        if limits::file_bytes().is_some_and(|limit| limit < bytes) {
             return Err(("making the file, which RLIMIT_FSIZE (ulimit -f) forbids", Errno::FBIG));
         }
         let fd = memfd(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -192,7 +191,7 @@ impl SharedFile {
             }
             // The kernel would end the program with SIGXFSZ.
             let end = offset + bytes.len() as u64;
-            if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < end) {
+            if limits::file_bytes().is_some_and(|limit| limit < end) {
                 return Err(Errno::FBIG);
             }
             match rustix::io::pwrite(self, bytes, offset) {
@@ -394,6 +393,19 @@ mod tests {
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
             assert_eq!(file.write(0, &[7; 4096]), Ok(()));
             assert_eq!(file.write(4096, &[7; 4096]), Err(Errno::FBIG));
+        });
+    }
+
+    #[test]
+    fn where_the_limit_of_file_sizes_cannot_be_asked_for_a_file_is_made_and_written() {
+        use tenure_testkit::seccomp::{Call, Errno, Filter};
+        alone(this_test!(), || {
+            let filter = Filter::new().refuse(Call::Number(libc::SYS_prlimit64), Errno::PERM);
+            tenure_testkit::or_skip!(filter.install_this_thread());
+            // What an unasked limit would be is left on the stack.
+            std::hint::black_box([0_u8; 4096]);
+            let file = SharedFile::make(c"test", 2 * 4096).unwrap();
+            assert_eq!(file.write(4096, &[7; 4096]), Ok(()));
         });
     }
 
