@@ -393,7 +393,9 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
             let area = Area::with(4, RW, libc::MAP_SHARED, fd).unwrap();
             let charged = vm_lck();
             assert_eq!(area.mlock(0, 4), Err(libc::ENOMEM)); // although it is locked
-            for _ in 0..2 {
+            for advice in [libc::MADV_DONTDUMP, libc::MADV_DODUMP] {
+                // SAFETY: the advice changes no page.
+                assert_eq!(unsafe { libc::madvise(area.page(0) as *mut _, 4 * PAGE, advice) }, 0);
                 let now = lock::lock(area.page(0), 4 * PAGE, When::Now).unwrap();
                 let again = lock::lock(area.page(1), PAGE, When::Now).unwrap();
                 let receipt = now.receipt().unwrap();
@@ -419,6 +421,39 @@ fn memory_that_never_leaves_is_accepted_and_told_apart() {
         println!("{receipt}");
         assert_eq!(receipt.always_resident_bytes(), (end - start) as u64);
         drop(guard);
+    });
+}
+
+#[test]
+fn a_file_with_the_name_of_secret_memory_is_locked_as_any_other() {
+    in_child(this_test!(), &[], || {
+        // A file system that is mounted nowhere. fsopen, fsconfig and fsmount: since Linux 5.2.
+        // SAFETY: the calls take a string that lives through them, and numbers.
+        let root = unsafe {
+            let context = libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), 0);
+            libc::syscall(libc::SYS_fsconfig, context, 6, 0, 0, 0);
+            libc::syscall(libc::SYS_fsmount, context, 0, 0) as i32
+        };
+        if root < 0 {
+            skip!("no file system can be made here: {}", std::io::Error::last_os_error());
+        }
+        // SAFETY: the directory and the file are this test's own.
+        let fd = unsafe {
+            let flags = libc::O_CREAT | libc::O_RDWR;
+            let fd = libc::openat(root, c"secretmem".as_ptr(), flags, 0o600);
+            assert_eq!(libc::ftruncate(fd, 4 * PAGE as i64), 0);
+            fd
+        };
+        let area = Area::with(4, RW, libc::MAP_SHARED, fd).unwrap();
+        // SAFETY: the advice changes no page.
+        let done = unsafe { libc::madvise(area.page(0) as *mut _, 4 * PAGE, libc::MADV_DONTDUMP) };
+        assert_eq!(done, 0);
+        let charged = vm_lck();
+        let Ok(guard) = lock::lock(area.page(0), 4 * PAGE, When::Now) else {
+            skip!("no memory can be locked here");
+        };
+        assert_eq!(guard.receipt().unwrap().always_resident_bytes(), 0);
+        assert_eq!(vm_lck(), charged + 4 * PAGE as u64);
     });
 }
 

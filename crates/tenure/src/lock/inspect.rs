@@ -189,8 +189,11 @@ pub(super) fn special(entry: &Entry) -> Option<Special> {
     }
     // The kernel never pages memfd_secret's memory out. mlock fails on it, because the kernel cannot
     // pin its pages. Some kernels show its mappings as locked (`lo`: Linux 6.18), some do not
-    // (Debian's 6.12 and 7.3). All leave them out of core dumps (`dd`).
-    if entry.has("dd") && internal::is_secret(&entry.name, entry.mapping.device) {
+    // (Debian's 6.12 and 7.3). A file of the program's may have the name, but not the device.
+    let device = entry.mapping.device;
+    if internal::is_secret(&entry.name, device)
+        && internal::holds_secrets(device).unwrap_or(entry.has("lo"))
+    {
         return Some(AlwaysResident("memfd_secret memory, which is never paged out"));
     }
     if entry.has("ht") {

@@ -1,10 +1,10 @@
 //! Stacks of tenure's own threads, [apart](super::apart) from the program's mappings.
 
-use super::{page_size, raw_map, reserve, tid};
+use super::{generation, page_size, raw_map, reserve, tid};
 use crate::range::PageRange;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Stacks for threads that follow one another. The C library puts a thread's stack into a hole of
 /// the program's, and keeps it when the thread has ended. So tenure's threads get a stack of their
@@ -18,13 +18,17 @@ pub struct Stack {
 struct Place {
     /// The address of the guard page; 0: there is no memory yet.
     start: AtomicUsize,
+    /// The process ([`generation`]) that uses it. In a child it may be the stack of the thread that
+    /// forked; and after a fork without handlers the C library's list still has the parent's thread,
+    /// whose entry lies on the stack. So a child makes its own, and leaves its parent's alone.
+    process: AtomicU64,
     /// The kernel's number of the thread that has it, or had it last; [`STARTING`]; [`NO_THREAD`].
     thread: AtomicI32,
     body: AtomicPtr<c_void>,
     argument: AtomicPtr<c_void>,
 }
 
-/// A thread is being started on the stack, or was, when the process forked.
+/// A thread is being started on the stack.
 const STARTING: i32 = 0;
 const NO_THREAD: i32 = -1;
 
@@ -132,6 +136,7 @@ impl Place {
     const fn new() -> Place {
         Place {
             start: AtomicUsize::new(0),
+            process: AtomicU64::new(0),
             thread: AtomicI32::new(NO_THREAD),
             body: AtomicPtr::new(std::ptr::null_mut()),
             argument: AtomicPtr::new(std::ptr::null_mut()),
@@ -140,18 +145,24 @@ impl Place {
 
     /// The kernel removes a thread's number after the thread's last access to its memory.
     fn is_free(&self) -> bool {
-        match self.thread.load(Ordering::Acquire) {
-            NO_THREAD => true,
-            STARTING => false,
-            last => tid::has_ended(last),
-        }
+        self.is_parents()
+            || match self.thread.load(Ordering::Acquire) {
+                NO_THREAD => true,
+                STARTING => false,
+                last => tid::has_ended(last),
+            }
+    }
+
+    fn is_parents(&self) -> bool {
+        self.process.load(Ordering::Relaxed) != generation::current()
     }
 
     /// For a thread that will start. `false`: there is no memory, and nothing has changed.
     fn take(&self, body: Body, argument: *mut c_void) -> bool {
-        if self.start.load(Ordering::Relaxed) == 0 {
+        if self.start.load(Ordering::Relaxed) == 0 || self.is_parents() {
             let Some(start) = Self::map() else { return false };
             self.start.store(start, Ordering::Relaxed);
+            self.process.store(generation::current(), Ordering::Relaxed);
         }
         self.body.store(body as *mut c_void, Ordering::Release);
         self.argument.store(argument, Ordering::Release);
@@ -177,7 +188,6 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
     use std::time::{Duration, Instant};
     use tenure_testkit::seccomp::{Call, Errno, Filter};
     use tenure_testkit::{in_child, or_skip, this_test};

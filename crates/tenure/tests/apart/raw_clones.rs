@@ -83,3 +83,25 @@ fn what_a_child_of_a_raw_clone_unmarks_is_its_own() {
 fn what_a_child_of_a_raw_clone_unmarks_is_its_own_with_detection_by_words() {
     promised_with(this_test!(), &[("TENURE_DETECT", "words")], clones_while_ranges_are_joined);
 }
+
+/// The C library calls setuid on each thread of its list. After a raw clone the list still has the parent's threads, whose
+/// entries lie on their stacks: a thread of the child's on such a stack joined the list to itself.
+#[test]
+fn after_a_raw_clone_the_c_library_finds_the_end_of_its_list_of_threads() {
+    promised(this_test!(), || {
+        let mark = || {
+            // SAFETY: a new mapping, which nothing uses.
+            unsafe { volatile::mark(plain(PAGE) as *mut u8, PAGE) }.unwrap();
+        };
+        mark();
+        let ended = raw_forked(|| {
+            mark();
+            // SAFETY: the calls take numbers only. SIGALRM ends a child that hangs.
+            unsafe {
+                libc::alarm(60);
+                assert_eq!(libc::setuid(libc::getuid()), 0);
+            }
+        });
+        assert_eq!(ended, Ended::Well);
+    });
+}
