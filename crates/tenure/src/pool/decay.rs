@@ -90,7 +90,7 @@ static SERVICE: Service = Service {
     hold: || queue::work().hold(),
     release: || queue::work().release(),
     recover,
-    task: Some(visit),
+    task: Some(|| Box::new(visit)),
     ..Service::named("pool decay", &[Rank::PoolDecay])
 };
 

@@ -26,7 +26,7 @@ static SERVICE: Service = Service {
         bound::recover();
     },
     reset_in_child: |_| queue::reset_in_child(),
-    task: Some(visit),
+    task: Some(|| Box::new(visit)),
     shrink: Some(shrink),
     published: &[&counters::PUBLISHED, &counters::PUBLISHED_GAUGES],
     ..Service::named("retire", &[Rank::RetireQueue, Rank::RetireBudget])

@@ -33,8 +33,8 @@ pub(crate) struct Service {
     /// `true`: no handler ran before the child was made. It makes system calls only and allocates
     /// nothing.
     pub reset_in_child: fn(bool),
-    /// Work for the background thread, a few milliseconds at a time.
-    pub task: Option<fn(&Visit) -> Next>,
+    /// Makes its task. Each background thread makes its own, and drops it when it ends.
+    pub task: Option<fn() -> Task>,
     /// The kernel is short of memory: called at once, on the thread that hears of it.
     pub on_pressure: Option<fn()>,
     /// Called on the background thread, before it chooses the volatile memory to offer.
@@ -71,6 +71,11 @@ impl Service {
         }
     }
 }
+
+/// Work for the background thread, a few milliseconds at a time. What it keeps from visit to visit
+/// is the closure's: a thread-local value with a destructor would take a lock of the C library's,
+/// and a child made by a raw `clone` in that moment would wait for that lock for ever.
+pub(crate) type Task = Box<dyn FnMut(&Visit) -> Next>;
 
 /// The facts that a task gets.
 pub(crate) struct Visit {

@@ -7,7 +7,7 @@ use super::job;
 use super::listener;
 use super::lock::assert_none_held;
 use super::mailbox::{Mailbox, END, JOBS, LISTEN, PRESSURE};
-use super::services::{self, Next, ServiceId, Visit, MOST};
+use super::services::{self, Next, ServiceId, Task, Visit, MOST};
 use crate::error::{Error, Result};
 use crate::os::bell::Bell;
 use crate::os::brief;
@@ -390,8 +390,9 @@ pub(crate) fn reset_in_child() {
     IS_WORKER.set(false);
 }
 
-/// The times of the tasks' next visits.
+/// The tasks, and the times of their next visits.
 struct Schedule {
+    tasks: [Option<Task>; MOST],
     due: [Due; MOST],
 }
 
@@ -434,7 +435,8 @@ fn run(number: u64) {
     listener::start(bell, &WORKER.mailbox);
     set_state(RUNNING);
     // A child's thread finds its parent's services, and their unfinished work.
-    let mut schedule = Schedule { due: [Due::At(Instant::now()); MOST] };
+    let due = [Due::At(Instant::now()); MOST];
+    let mut schedule = Schedule { tasks: [const { None }; MOST], due };
     loop {
         let wanted = WORKER.mailbox.take();
         if wanted & LISTEN != 0 {
@@ -482,13 +484,14 @@ impl Schedule {
         let pressure = wanted & PRESSURE != 0;
         let mut soonest: Option<Instant> = None;
         for (id, service) in services::all() {
-            let Some(task) = service.task else { continue };
+            let Some(make) = service.task else { continue };
             let bit = 1 << id.0;
             let called = wanted & bit != 0;
             let now = Instant::now();
             let due = matches!(self.due[id.0], Due::At(at) if at <= now);
             if due || called || pressure {
                 let visit = Visit { now, pressure, called };
+                let task = self.tasks[id.0].get_or_insert_with(make);
                 self.due[id.0] = visit_one(task, &visit, bit);
             }
             if let Due::At(at) = self.due[id.0] {
@@ -499,7 +502,7 @@ impl Schedule {
     }
 }
 
-fn visit_one(task: fn(&Visit) -> Next, visit: &Visit, bit: u32) -> Due {
+fn visit_one(task: &mut Task, visit: &Visit, bit: u32) -> Due {
     WORKER.mailbox.is_awake(bit);
     let mut next = task(visit);
     if next == Next::WhenStirred {

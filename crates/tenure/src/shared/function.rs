@@ -2,12 +2,12 @@
 
 #![allow(
     unsafe_code,
-    reason = "a function is set once, without a lock that a fork could find held"
+    reason = "values that outlive no handle or call, without a lock that forks hold"
 )]
 
 use crate::runtime::refills::{self, RefillError};
 use std::cell::Cell;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,24 +32,29 @@ impl Function {
 
     /// Makes a chunk's bytes with the function. A panic counts as a failure.
     fn call(&self, place: &FunctionPlace, chunk: usize, bytes: &mut [u8]) -> Made {
-        let mine = (std::ptr::from_ref(place) as usize, chunk);
-        change(|all| all.push(mine));
-        let made = refills::attempt(bytes, |bytes| (self.0)(chunk, bytes));
-        change(|all| _ = all.pop());
-        made
+        let call = Call { place, chunk, outer: INNERMOST.get() };
+        INNERMOST.set(&raw const call);
+        refills::attempt(bytes, |bytes| (self.0)(chunk, bytes))
     }
 }
 
-thread_local! {
-    /// Each thread's own: the chunks whose function the thread is running, the innermost last.
-    static MAKING: Cell<Vec<(usize, usize)>> = const { Cell::new(Vec::new()) };
+/// A call that has not returned, on the stack of its thread.
+struct Call {
+    place: *const FunctionPlace,
+    chunk: usize,
+    outer: *const Call,
 }
 
-fn change<R>(act: impl FnOnce(&mut Vec<(usize, usize)>) -> R) -> R {
-    let mut all = MAKING.take();
-    let done = act(&mut all);
-    MAKING.set(all);
-    done
+thread_local! {
+    // Without a destructor, as for the background thread: see `services::Task`.
+    /// Each thread's own: the innermost call.
+    static INNERMOST: Cell<*const Call> = const { Cell::new(null()) };
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        INNERMOST.set(self.outer);
+    }
 }
 
 /// A value that is set once.
@@ -126,6 +131,14 @@ impl FunctionPlace {
     /// Returns whether the calling thread runs the function for this chunk. It would then wait for
     /// itself.
     pub fn is_called_here_for(&self, chunk: usize) -> bool {
-        change(|all| all.contains(&(std::ptr::from_ref(self) as usize, chunk)))
+        let mut next = INNERMOST.get();
+        // SAFETY: the calls of this thread, each on its stack; a call that returns takes itself out.
+        while let Some(call) = unsafe { next.as_ref() } {
+            if std::ptr::eq(call.place, self) && call.chunk == chunk {
+                return true;
+            }
+            next = call.outer;
+        }
+        false
     }
 }

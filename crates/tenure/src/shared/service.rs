@@ -31,7 +31,7 @@ pub(super) static SERVICE: Service = Service {
         touch::reset_in_child();
         list::in_child(missed);
     },
-    task: Some(purge::visit),
+    task: Some(|| Box::new(purge::visit)),
     on_pressure: Some(purge::on_pressure),
     ..Service::named("shared", &[Rank::SharedList, Rank::SharedRoom])
 };

@@ -8,8 +8,7 @@ use super::{backpressure, settle, shape, spared, TRACKING};
 use crate::os::lru;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
-use crate::runtime::services::{self, Next, Visit};
-use std::cell::RefCell;
+use crate::runtime::services::{self, Next, Task, Visit};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -23,11 +22,6 @@ const PRESSED: Duration = Duration::from_secs(1);
 
 /// Memory for so many candidates is kept from scan to scan.
 const KEPT: usize = 1 << 12;
-
-thread_local! {
-    /// Each thread's own: the background thread's. A new thread begins anew.
-    static SCANS: RefCell<Scans> = RefCell::new(Scans::new());
-}
 
 /// The state that is kept from scan to scan.
 struct Scans {
@@ -70,9 +64,9 @@ struct Seen {
     resident: bool,
 }
 
-/// The task of the background thread.
-pub(super) fn visit(visit: &Visit) -> Next {
-    SCANS.with_borrow_mut(|scans| scans.visit(visit))
+pub(super) fn task() -> Task {
+    let mut scans = Scans::new();
+    Box::new(move |visit| scans.visit(visit))
 }
 
 impl Scans {

@@ -24,7 +24,7 @@ static SERVICE: Service = Service {
     },
     recover: in_child::recover,
     reset_in_child: in_child::reset,
-    task: Some(scan::visit),
+    task: Some(scan::task),
     on_pressure: Some(backpressure::tighten),
     forget: Some(raw::forget_unmapped),
     published: &[&counters::PUBLISHED, &PUBLISHED],

@@ -73,7 +73,7 @@ static SERVICE: Service = Service {
     },
     // The number of a thread of the parent's.
     reset_in_child: |_| REFILLS.number.store(0, Ordering::Relaxed),
-    task: Some(visit),
+    task: Some(|| Box::new(visit)),
     end_threads: Some(end_thread),
     ..Service::named("refill", &[Rank::RefillList])
 };

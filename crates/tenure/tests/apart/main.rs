@@ -40,6 +40,7 @@ mod many_processes;
 mod mappings;
 mod more_rights;
 mod nth_failure;
+mod own_threads;
 mod pool_faults;
 mod pool_growth;
 mod pool_leak;
