@@ -150,7 +150,13 @@ impl Task<'_> {
         }
         let usual = Stock::of(&baseline.output);
         match extent {
-            Extent::Whole => self.whole(tally, usual.as_ref()),
+            Extent::Whole => {
+                let (calls, begun) = (baseline.calls, std::time::Instant::now());
+                self.whole(tally, usual.as_ref());
+                // Hours pass before the table.
+                let seconds = begun.elapsed().as_secs();
+                eprintln!("{}: each of {calls} calls, {seconds} s", self.name());
+            }
             Extent::Sample { runs, seed } => {
                 let mut draw = Draw(seed ^ hash(&self.name()));
                 let each = kinds::ALL.len() as u64 * 2;
@@ -243,7 +249,8 @@ impl Task<'_> {
     }
 
     fn name(&self) -> String {
-        format!("{} {} {}", self.subject.name, self.kind.name, self.warm)
+        let begins = if self.warm { "warm" } else { "cold" };
+        format!("{} {} {begins}", self.subject.name, self.kind.name)
     }
 }
 
