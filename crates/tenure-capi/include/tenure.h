@@ -2220,7 +2220,7 @@ void tenure_within_end(struct tenure_within *w);
  * Cost: 50 to 100 ns for a block that is warm or offered.
  *
  * Errors: ENOMEM: more than the largest block (128 GiB where addresses are not limited), or the kernel
- * refuses to map more.
+ * refuses to map more. After it has refused the pool's addresses, the pool asks again 10 ms later.
  */
 void *tenure_alloc(size_t size);
 

@@ -124,7 +124,7 @@ fn refused(size: usize) -> Failure {
 /// Cost: 50 to 100 ns for a block that is warm or offered.
 ///
 /// Errors: ENOMEM: more than the largest block (128 GiB where addresses are not limited), or the kernel
-/// refuses to map more.
+/// refuses to map more. After it has refused the pool's addresses, the pool asks again 10 ms later.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_alloc(size: usize) -> *mut c_void {
     pointer("tenure_alloc", || block(size, 1, false))

@@ -89,6 +89,8 @@ static inline int live(void (*life)(void), int argc, char **argv)
     life();
     prctl(MARK, 2, 0, 0, 0);
     is_failing = 0;
+    /* The pool asks for its addresses again 10 ms after the kernel has refused them. */
+    usleep(20000);
     life();
     print_stock();
     return 0;

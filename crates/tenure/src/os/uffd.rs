@@ -344,12 +344,10 @@ pub(crate) fn close_if_ours(fd: RawFd) {
 pub(crate) fn is_userfaultfd(fd: RawFd) -> bool {
     // A wake at an address where nothing is mapped only shows the kind of the file.
     let page = super::page_size();
-    match ioctl(fd, IOC_WAKE, &mut range_arg(PageRange::new(page, 2 * page))) {
-        Ok(()) => true,
-        Err(Errno::BADF) => false,
-        // Another kind of file, or an unrelated failure.
-        Err(_) => names_userfaultfd(fd),
-    }
+    let range = PageRange::new(page, 2 * page);
+    // After an error it may be closed, or another file. Or something else refused the call: a
+    // descriptor that is taken for closed once is not used again.
+    fd >= 0 && (ioctl(fd, IOC_WAKE, &mut range_arg(range)).is_ok() || names_userfaultfd(fd))
 }
 
 /// Returns whether the link that `/proc` shows is a userfaultfd's. Allocates nothing.
