@@ -48,7 +48,8 @@
 //!
 //! Linux 5.10, and `mprotect`. Where `MADV_FREE` is refused, runs go from warm to returned. Where
 //! `PAGEMAP_SCAN` (6.7) is missing, zeroing reads `/proc/self/pagemap`, and without that writes all
-//! that the run's former users may have written.
+//! that the run's former users may have written. Where the kernel refuses the addresses that the
+//! pool reserves at its first use, requests fail, and the pool asks again after 10 ms.
 
 mod alloc_run;
 #[cfg(feature = "allocator-api2")]
