@@ -12,6 +12,9 @@ static int fails_with(int first, ...)
     if (!is_failing || injected() == 0 || tenure_last_error()[0] == '\0')
         return 0;
     int found = errno == injected();
+    /* A page that is said to be gone, and is there, cannot be refilled. */
+    if (injected() == EFAULT || injected() == EHWPOISON)
+        found |= errno == ENOENT;
     va_list numbers;
     va_start(numbers, first);
     for (int number = first; number != 0; number = va_arg(numbers, int))

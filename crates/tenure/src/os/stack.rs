@@ -49,7 +49,8 @@ impl Stack {
     /// or each has its thread, the C library chooses one.
     ///
     /// # Errors
-    /// The errno of `pthread_create`.
+    /// The errno of `pthread_create`; `EAGAIN` also where the C library has no memory for this
+    /// thread.
     ///
     /// # Safety
     /// `body` may run on any thread with `argument`. No two threads call this at the same time for
@@ -81,6 +82,9 @@ impl Stack {
         argument: *mut c_void,
         state: c_int,
     ) -> Result<(), c_int> {
+        if !allocates() {
+            return Err(libc::EAGAIN);
+        }
         let place = self.places.iter().find(|place| place.is_free());
         let place = place.filter(|place| place.take(body, argument));
         let mut attributes = MaybeUninit::uninit();
@@ -118,6 +122,21 @@ impl Stack {
             place.thread.store(NO_THREAD, Ordering::Release);
         }
         Err(failed)
+    }
+}
+
+/// Whether the C library has memory for this thread. `pthread_create` allocates the new thread's
+/// table of thread-local values. If that fails with another error than `ENOMEM`, glibc 2.36 aborts:
+/// `mmap` fails with `EAGAIN` after `mlockall(MCL_FUTURE)` at `RLIMIT_MEMLOCK`, and a thread that
+/// allocates for the first time gets that error.
+pub(super) fn allocates() -> bool {
+    /// More than that table has.
+    const TABLE: usize = 4096;
+    // SAFETY: the block is freed at once, or there is none.
+    unsafe {
+        let block = std::hint::black_box(libc::malloc(TABLE));
+        libc::free(block);
+        !block.is_null()
     }
 }
 
@@ -215,6 +234,35 @@ mod tests {
                 NEVER.places[0].start.load(Ordering::Acquire)
             };
             assert_eq!(start(), start());
+        });
+    }
+
+    #[test]
+    fn a_thread_for_which_malloc_has_no_memory_gets_an_error() {
+        in_child(this_test!(), &[], || {
+            static ONE: Stack = Stack::new();
+            static OTHER: Stack = Stack::new();
+            static SAID: AtomicI32 = AtomicI32::new(-1);
+            extern "C" fn starts(_: *mut c_void) -> *mut c_void {
+                // SAFETY: the body uses no argument; no other thread calls this now.
+                let started = unsafe { OTHER.start(note, std::ptr::null_mut()) };
+                SAID.store(started.err().unwrap_or(0), Ordering::Release);
+                std::ptr::null_mut()
+            }
+            let start = |stack: &'static Stack, body| {
+                // SAFETY: the bodies use no argument; one thread at a time calls this.
+                unsafe { stack.start(body, std::ptr::null_mut()) }.unwrap();
+                while !stack.places[0].is_free() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            // They have their stacks before the kernel refuses more.
+            start(&ONE, note);
+            start(&OTHER, note);
+            let no_memory = Call::Number(libc::SYS_mmap);
+            or_skip!(Filter::new().refuse(no_memory, Errno::AGAIN).install_this_thread());
+            start(&ONE, starts);
+            assert_eq!(SAID.load(Ordering::Acquire), libc::EAGAIN);
         });
     }
 

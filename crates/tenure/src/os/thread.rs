@@ -185,6 +185,9 @@ fn spawn<T>(
 }
 
 fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
+    if !super::stack::allocates() {
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    }
     let mut attributes = MaybeUninit::uninit();
     let mut thread = MaybeUninit::uninit();
     // SAFETY: the attributes are local, initialised before they are used and destroyed afterwards.
