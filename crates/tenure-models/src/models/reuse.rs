@@ -58,7 +58,7 @@ impl Shared {
     fn insert(&self, key: u32, at: Place) {
         let change = Overwriting(self, Cell::new(None));
         let section = self.table.section(false);
-        self.table.insert(section, hash(key), key, at, &|_| false, &change);
+        drop(self.table.insert(section, hash(key), key, at, &|_| false, &change));
     }
 
     fn write(&self, at: Place, value: u32) {

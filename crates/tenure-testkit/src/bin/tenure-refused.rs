@@ -94,6 +94,9 @@ fn options() -> Result<Options, String> {
 fn run(options: &Options) -> Result<bool, String> {
     let own = std::env::current_exe().map_err(|e| e.to_string())?;
     let launcher = own.with_file_name("tenure-under-filter");
+    if !launcher.exists() {
+        return Err(format!("{} is missing; build it beside this program", launcher.display()));
+    }
     let paths = match &options.built {
         None => build(&options.programs)?,
         Some(folder) => newest_first(folder).map_err(|e| format!("{}: {e}", folder.display()))?,

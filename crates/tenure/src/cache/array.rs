@@ -9,7 +9,7 @@
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, UnsafeCell};
-use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
+use std::alloc::{alloc, dealloc, Layout};
 use std::borrow::Borrow;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
@@ -66,16 +66,16 @@ struct Groups<K> {
 }
 
 impl<K> Groups<K> {
-    fn new(count: usize) -> Groups<K> {
-        let layout = Self::layout(count);
+    /// `None`: there is no memory.
+    fn new(count: usize) -> Option<Groups<K>> {
         // SAFETY: a group has a size, and there is one at least.
-        let first = unsafe { alloc(layout) }.cast::<Group<K>>();
-        let Some(first) = NonNull::new(first) else { handle_alloc_error(layout) };
+        let first = unsafe { alloc(Self::layout(count)) }.cast::<Group<K>>();
+        let first = NonNull::new(first)?;
         for at in 0..count {
             // SAFETY: the place is inside the allocation, and only this thread has the allocation.
             unsafe { first.add(at).write(Group::new()) };
         }
-        Groups { first, count }
+        Some(Groups { first, count })
     }
 
     fn layout(count: usize) -> Layout {
@@ -159,6 +159,9 @@ impl Compared {
     }
 }
 
+/// The index has no memory to grow. The key that was to be put there.
+pub(super) struct NoMemory<K>(pub K);
+
 /// A live entry as the search found it.
 pub(super) struct Hit<'a, K> {
     pub array: &'a Array<K>,
@@ -168,17 +171,20 @@ pub(super) struct Hit<'a, K> {
 }
 
 impl<K> Array<K> {
-    pub fn new(size: usize) -> Box<Array<K>> {
+    /// `None`: there is no memory.
+    pub fn new(size: usize) -> Option<Box<Array<K>>> {
         assert!(size < 1 << 30, "a shard of the index has a billion keys");
-        Box::new(Array {
-            groups: Groups::new(size.div_ceil(SLOTS)),
+        // The groups first: the rest, 100 bytes, does not fail where these have just been found.
+        let groups = Groups::new(size.div_ceil(SLOTS))?;
+        Some(Box::new(Array {
+            groups,
             used: AtomicU32::new(0),
             older: AtomicPtr::new(null_mut()),
             next: AtomicPtr::new(null_mut()),
             removed: AtomicU32::new(NONE),
             waiting: AtomicU32::new(NONE),
             ready: AtomicU32::new(NONE),
-        })
+        }))
     }
 
     /// Returns the number of slots, used or not.

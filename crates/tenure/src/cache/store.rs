@@ -1,5 +1,6 @@
 //! Reads a value at its place, and puts a value there.
 
+use super::array::NoMemory;
 use super::change::Putting;
 use super::copied::Copied;
 use super::header::Header;
@@ -10,7 +11,8 @@ use super::place::Place;
 use super::removed::{tell_replaced, Harvesting};
 use super::segment::Segment;
 use super::single_flight::Landing;
-use super::space::{Index, Room};
+use super::space::{no_memory_for_keys, Index, Room};
+use super::table::{Change, Section};
 use super::value::Value;
 use super::{pins, Inner};
 use crate::error::{Error, ErrorKind, Result};
@@ -367,13 +369,46 @@ where
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);
-        // If a key's drop panicked during the insert, the returned key would be lost, and no
-        // listener would hear of it.
-        let quiet = Harvesting::hold_off();
-        let key = table.insert(section, hash, key, place, &|place| self.stale(place), &putting);
-        drop(quiet);
+        let key = match self.index(section, hash, key, place, &putting) {
+            Ok(key) => key,
+            Err(NoMemory(key)) => return Err((key, no_memory_for_keys())),
+        };
         let stored = putting.is_published.get().then_some(stored);
         Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
+    }
+
+    /// Puts the place of a value under its key. Where the index has no memory to grow, values leave,
+    /// and their keys' slots are used.
+    fn index<'t>(
+        &'t self,
+        section: Section<'t, K>,
+        hash: u32,
+        mut key: K,
+        place: Place,
+        change: &impl Change,
+    ) -> std::result::Result<Option<K>, NoMemory<K>> {
+        /// A reader in a section keeps the slots of values that have left.
+        const TIMES: usize = 8;
+        let table = &self.shards.of(hash).table;
+        let mut section = Some(section);
+        for time in 0..TIMES {
+            let section = section.take().unwrap_or_else(|| table.section(false));
+            // If a key's drop panicked during the insert, the returned key would be lost, and no
+            // listener would hear of it.
+            let quiet = Harvesting::hold_off();
+            let stale = |place| self.stale(place);
+            match table.insert(section, hash, key, place, &stale, change) {
+                Ok(key) => return Ok(key),
+                Err(NoMemory(back)) => key = back,
+            }
+            drop(quiet);
+            if time == 0 && !self.space.evict(&self.shards, false) {
+                break;
+            }
+            std::thread::yield_now();
+            self.shards.harvest();
+        }
+        Err(NoMemory(key))
     }
 
     /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.
@@ -483,4 +518,38 @@ fn copy<'a>(bytes: &[u8]) -> Option<Value<'a>> {
     copy.try_reserve_exact(bytes.len()).ok()?;
     copy.extend_from_slice(bytes);
     Some(Value::own(copy, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::no_allocation::REFUSES_LARGE;
+    use crate::Cache;
+    use std::sync::atomic::Ordering;
+    use tenure_testkit::{in_child, this_test};
+
+    #[test]
+    fn where_the_index_cannot_grow_values_leave() {
+        in_child(this_test!(), &[], || {
+            let cache = Cache::<u64>::new().unwrap();
+            let count = 1_000_000;
+            // What has a place for many segments has it before.
+            cache.insert(0, &[0; 8]).unwrap();
+            REFUSES_LARGE.store(true, Ordering::Relaxed);
+            let stored = (0..count).filter(|key| {
+                let stored = cache.insert(*key, &key.to_ne_bytes()).is_ok();
+                let value = cache.get(key);
+                stored && value.is_some_and(|value| *value == key.to_ne_bytes())
+            });
+            let stored = stored.count() as u64;
+            REFUSES_LARGE.store(false, Ordering::Relaxed);
+            assert!(stored > count * 9 / 10, "{stored} of {count}");
+            let there = (0..count).filter(|key| {
+                let value = cache.get(key);
+                assert!(value.as_ref().is_none_or(|value| **value == key.to_ne_bytes()));
+                value.is_some()
+            });
+            let there = there.count() as u64;
+            assert!(there > 10_000 && there < count, "{there} of {count}");
+        });
+    }
 }

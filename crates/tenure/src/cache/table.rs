@@ -12,7 +12,7 @@
 
 #![allow(unsafe_code, reason = "reads arrays without a lock")]
 
-use super::array::{Array, Compared, Hit};
+use super::array::{Array, Compared, Hit, NoMemory};
 use super::epoch::{Epoch, Grace};
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
@@ -312,7 +312,7 @@ impl<K> Table<K> {
         place: Place,
         stale: &dyn Fn(Place) -> bool,
         change: &impl Change,
-    ) -> Option<K>
+    ) -> Result<Option<K>, NoMemory<K>>
     where
         K: Eq,
     {
@@ -324,7 +324,7 @@ impl<K> Table<K> {
             let section = first.take().unwrap_or_else(|| self.section(false));
             let newest = self.newest(&section);
             compared.clear();
-            let own = key.as_ref()?;
+            let own = key.as_ref().expect("not put");
             let found = locate(newest, hash, own, |_| (), |other| compared.push(other));
             let mut writer = self.writer.lock();
             if !self.is_newest(newest) {
@@ -337,7 +337,7 @@ impl<K> Table<K> {
                         let place = place.with_uses(hit.place.uses());
                         change.made(Some(hit.array.set_place(hit.at, place)));
                     }
-                    return key;
+                    return Ok(key);
                 }
                 continue;
             }
@@ -345,22 +345,25 @@ impl<K> Table<K> {
                 continue;
             }
             if !change.may() {
-                return key;
+                return Ok(key);
             }
             if newest.is_some_and(|newest| newest.put(hash, &mut key, place)) {
                 writer.len += 1;
                 change.made(None);
-                return None;
+                return Ok(None);
             }
             drop(writer);
             drop(section);
-            self.grow(stale);
+            if !self.grow(stale) {
+                return Err(NoMemory(key.expect("not put")));
+            }
         }
     }
 
     /// Makes room: removes keys whose places are `stale`, and takes a larger array if it must.
+    /// `false`: there is no memory for one.
     #[cold]
-    fn grow(&self, stale: &dyn Fn(Place) -> bool) {
+    fn grow(&self, stale: &dyn Fn(Place) -> bool) -> bool {
         let mut writer = self.writer.lock();
         let before = self.current(&writer).map_or(0, Array::size);
         self.sweep(&mut writer, stale);
@@ -370,14 +373,14 @@ impl<K> Table<K> {
             size => (size * 8 / 7).max((writer.len + 1) * 4 / 3).max(15),
         };
         drop(writer);
-        let fresh = Array::new(size);
+        let Some(fresh) = Array::new(size) else { return false };
 
         let mut writer = self.writer.lock();
         let same = self.current(&writer).map_or(0, Array::size) == before;
         if !same || !fresh.has_room(writer.len + 1) {
             // Another thread was faster.
             drop(writer);
-            return;
+            return true;
         }
         let newest = self.newest.load(Ordering::Relaxed);
         fresh.older.store(newest, Ordering::Relaxed);
@@ -385,6 +388,7 @@ impl<K> Table<K> {
         self.unite(&mut writer);
         drop(writer);
         self.harvest();
+        true
     }
 
     /// Moves all keys into the newest array, unless a reader is in a section or there is no room.
