@@ -59,7 +59,8 @@ const SHARE: u32 = 50;
 /// # Cost
 /// 24 bytes for each window with resident pages, and as much again during a look. If the range has
 /// more than 65,536 windows, they are larger, up to a quarter of the budget each. A look costs a
-/// walk over the range's page tables.
+/// walk over the range's page tables. Before Linux 6.7 it reads an entry for each page: 0.1 s for 64
+/// GiB, and then the looks at such a range are 6 s apart.
 ///
 /// # Errors
 /// As for [`lock`] with [`When::OnFault`]; `EINVAL` for a budget below 16 pages, and for memory

@@ -12,11 +12,14 @@
 //! gets none of their descriptors, so those are not noted.
 
 use super::errno::last_errno;
+use super::generation;
 use super::own_table::this_thread_has_own_table;
+use super::signal::Blocked;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{fstat, open as open_file, stat, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +31,10 @@ pub(crate) struct Brief {
     file: File,
     /// Where the descriptor is noted; `None`: it is not noted, and a child keeps it.
     note: Option<&'static Note>,
+    /// The [number](generation::current) of the process that opened it, read before that.
+    process: u64,
+    /// How many bytes were [read](Brief::read).
+    position: Cell<u64>,
 }
 
 /// A descriptor that is open now.
@@ -125,15 +132,15 @@ pub(super) fn open_device(path: &CStr) -> Result<Brief, Errno> {
     open_for(path, OFlags::RDWR)
 }
 
-/// Opens, through `/proc`, a file description of its own for a file that the program has open, to
-/// read and write it. Fails if it is no longer that `file`: then it opens nothing, because a second
-/// description of a pipe would keep its reader waiting.
-pub(super) fn open_anew(path: &CStr, file: File) -> Result<Brief, Errno> {
+/// Opens, through `/proc`, a file description of its own for a file that the program has open.
+/// Fails if it is no longer that `file`: then it opens nothing, because a second description of a
+/// pipe would keep its reader waiting.
+pub(super) fn open_anew(path: &CStr, file: File, access: OFlags) -> Result<Brief, Errno> {
     let there = || stat(path).map(|stat| (stat.st_dev, stat.st_ino));
     if there()? != file {
         return Err(Errno::BADF);
     }
-    let open = || open_file(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let open = || open_file(path, access | OFlags::CLOEXEC, Mode::empty());
     // If the path has come to lead to another file just now, that one is closed here.
     let opened = open_by(open, |_, opened| opened == file || there() == Ok(opened))?;
     if opened.file == file {
@@ -161,13 +168,39 @@ fn open_for(path: impl Arg, flags: OFlags) -> Result<Brief, Errno> {
     })
 }
 
+pub(super) fn path_of(path: &[u8]) -> &CStr {
+    CStr::from_bytes_until_nul(path).unwrap_or_default()
+}
+
+/// Makes a path from the directory, at most 31 bytes, and the number, with a zero at the end.
+pub(super) fn number_path(directory: &[u8], number: RawFd) -> [u8; 44] {
+    let mut path = [0; 44];
+    path[..directory.len()].copy_from_slice(directory);
+    write_number(&mut path[directory.len()..], number);
+    path
+}
+
+/// Writes digits without `format!`, which may allocate: a fork handler calls this.
+fn write_number(text: &mut [u8], number: RawFd) {
+    let (mut left, mut len) = (number.unsigned_abs(), 1);
+    while left > 9 {
+        left /= 10;
+        len += 1;
+    }
+    let mut left = number.unsigned_abs();
+    for digit in text[..len].iter_mut().rev() {
+        *digit = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+}
+
 /// Opens a file of any kind by `open`. `is_right` returns whether it is the file that the caller
 /// wants.
 pub(super) fn open_by(
     open: impl FnOnce() -> Result<OwnedFd, Errno>,
     is_right: impl FnOnce(&OwnedFd, File) -> bool,
 ) -> Result<Brief, Errno> {
-    let note = begin();
+    let (note, process) = (begin(), generation::current());
     let opened = open();
     let found = opened.as_ref().ok().and_then(file_of);
     let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
@@ -182,7 +215,8 @@ pub(super) fn open_by(
     let fd = ManuallyDrop::new(opened?);
     let file = found.filter(|file| is_right(&fd, *file));
     // A file that another thread has put under the number is forgotten, and otherwise left alone.
-    let brief = Brief { fd, file: file.unwrap_or_default(), note };
+    let (known, position) = (file.unwrap_or_default(), Cell::new(0));
+    let brief = Brief { fd, file: known, note, process, position };
     file.map(|_| brief).ok_or(Errno::BADF)
 }
 
@@ -253,9 +287,26 @@ impl Brief {
         file_of(&*self.fd) == Some(self.file)
     }
 
-    /// `EBADF`: the program has put another file under the number.
+    /// Reads the next bytes. `EBADF`: the program has put another file under the number.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.if_open(rustix::io::read(&*self.fd, buffer)?)
+        let read = self.read_next(buffer)?;
+        let read = self.if_open(read)?;
+        self.position.set(self.position.get() + read as u64);
+        Ok(read)
+    }
+
+    /// A child's copy has one position in common with the parent's. A signal handler may make a child
+    /// between two reads, and both go on. So the child reads by a description of its own: otherwise
+    /// the parent would miss what the child reads, such as the mapping that it looks for.
+    fn read_next(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        {
+            let _no_handler = Blocked::all();
+            if generation::current() == self.process {
+                return rustix::io::read(&*self.fd, buffer);
+            }
+        }
+        let path = number_path(b"/proc/thread-self/fd/", self.number());
+        open_anew(path_of(&path), self.file, OFlags::RDONLY)?.pread(buffer, self.position.get())
     }
 
     /// Like [`read`](Brief::read), from an offset.
@@ -490,5 +541,55 @@ mod tests {
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
             assert_eq!((status, read), (0, Ok(1)));
         });
+    }
+
+    /// With and without fork handlers.
+    #[test]
+    fn a_child_that_reads_on_takes_nothing_from_its_parent() {
+        in_child(this_test!(), &[], || {
+            crate::watch_forks();
+            for raw in [false, true] {
+                // First: the allocation may make a mapping.
+                let mut text = Vec::with_capacity(1 << 20);
+                let list = open("/proc/thread-self/maps").unwrap();
+                let mut more = |length: usize| {
+                    let mut bytes = [0; 512];
+                    let read = list.read(&mut bytes[..length]).unwrap();
+                    text.extend_from_slice(&bytes[..read]);
+                    read > 0
+                };
+                assert!(more(100));
+                // SAFETY: the child reads and exits without unwinding.
+                let child = unsafe {
+                    match raw {
+                        true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
+                        false => libc::fork(),
+                    }
+                };
+                let mut status = 0;
+                if child != 0 {
+                    // SAFETY: the kernel writes the local.
+                    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                }
+                while more(512) {}
+                let lines = || text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+                let is_whole = lines().count() > 10
+                    && lines().all(|line| crate::os::maps_line::parse_line(line).is_some());
+                if child == 0 {
+                    // SAFETY: ends the child, which has no more to do.
+                    unsafe { libc::_exit(i32::from(!is_whole)) };
+                }
+                assert_eq!((status, is_whole), (0, true), "raw: {raw}");
+            }
+        });
+    }
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        let mut text = [0; 12];
+        write_number(&mut text, 70_123);
+        assert_eq!(&text[..6], b"70123\0");
+        write_number(&mut text, 0);
+        assert_eq!(text[0], b'0');
     }
 }

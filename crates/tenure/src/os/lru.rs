@@ -143,6 +143,8 @@ mod tests {
         // In a child, because other tests of this process start threads and make mappings
         // meanwhile.
         tenure_testkit::in_child(tenure_testkit::this_test!(), &[], || {
+            // The page with the process's number, which stays.
+            let _ = crate::os::generation::current();
             let leaks = tenure_testkit::LeakCheck::start();
             for _ in 0..100 {
                 drain();

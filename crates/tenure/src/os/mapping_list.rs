@@ -77,9 +77,9 @@ impl Lister {
 
     /// Starts again from the lowest address.
     pub fn restart(&mut self) -> Result<(), Errno> {
-        if let Some(text) = &mut self.text {
-            rustix::fs::seek(&text.maps, rustix::fs::SeekFrom::Start(0))?;
-            (text.filled, text.taken, text.skips, text.ended) = (0, 0, false, false);
+        // Not by a seek: a child's would also move its parent's position.
+        if self.text.take().is_some() {
+            *self = Lister::of(brief::open("/proc/thread-self/maps")?);
         }
         Ok(())
     }

@@ -258,6 +258,21 @@ impl Pagemap {
         checked.map(|()| shared)
     }
 
+    /// Returns whether each page of the range is one that was written, in memory or in swap. Without
+    /// PAGEMAP_SCAN a page that other processes also map counts as not written: the page of zeros
+    /// looks like it.
+    pub fn all_written(&self, range: PageRange) -> Result<bool, Errno> {
+        if self.count(range, Pages::Data)? < range.len() {
+            return Ok(false);
+        }
+        if scan_works() {
+            return Ok(true);
+        }
+        let mut all = true;
+        self.entries(range, |_, entry| all &= entry & (ENTRY_SWAPPED | ENTRY_EXCLUSIVE) != 0)?;
+        Ok(all)
+    }
+
     /// Returns how many bytes of the range are of the requested kind.
     pub fn count(&self, range: PageRange, pages: Pages) -> Result<usize, Errno> {
         let mut bytes = 0;

@@ -7,7 +7,7 @@ use super::{advise, limits, raw_map, tid};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, Stat};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr, OsString};
 use std::ops::Range;
@@ -79,7 +79,7 @@ impl SharedFile {
     pub fn is_the_programs(&self) -> bool {
         let is_it = |stat: Stat| (stat.st_dev, stat.st_ino) == self.file;
         let look = |directory: &[u8]| {
-            stat(path_of(&number_path(directory, self.number())))
+            stat(brief::path_of(&brief::number_path(directory, self.number())))
                 .and_then(|stat| is_it(stat).then_some(()).ok_or(Errno::BADF))
         };
         in_the_programs_table(look).is_ok()
@@ -237,7 +237,8 @@ impl SharedFile {
             return Err(Errno::BADF);
         }
         let opened = in_the_programs_table(|directory| {
-            brief::open_anew(path_of(&number_path(directory, self.number())), self.file)
+            let path = brief::number_path(directory, self.number());
+            brief::open_anew(brief::path_of(&path), self.file, OFlags::RDWR)
         });
         opened.map_err(|errno| match errno {
             // So the error is not taken for a missing /proc.
@@ -269,8 +270,8 @@ pub(crate) fn file_of(fd: BorrowedFd<'_>) -> Result<File, Errno> {
 /// Opens a second file description of a file that the program has open, through `/proc`.
 pub(crate) fn open_again(fd: BorrowedFd<'_>, write: bool) -> Result<OwnedFd, Errno> {
     let file = file_of(fd)?;
-    let path = number_path(b"/proc/thread-self/fd/", fd.as_raw_fd());
-    brief::open_to_keep(path_of(&path), file, write)
+    let path = brief::number_path(b"/proc/thread-self/fd/", fd.as_raw_fd());
+    brief::open_to_keep(brief::path_of(&path), file, write)
 }
 
 /// Calls `look` with the directory of the program's descriptors, with a `/` at its end.
@@ -290,32 +291,6 @@ fn in_the_programs_table<R>(mut look: impl FnMut(&[u8]) -> Result<R, Errno>) -> 
     let others = threads.map(|thread| thread.file_name()).filter(|name| **name != *own);
     let directory = |name: OsString| [b"/proc/self/task/", name.as_bytes(), b"/fd/"].concat();
     others.map(directory).find_map(|directory| look(&directory).ok()).map_or(found, Ok)
-}
-
-fn path_of(path: &[u8]) -> &CStr {
-    CStr::from_bytes_until_nul(path).unwrap_or_default()
-}
-
-/// Makes a path from the directory, at most 31 bytes, and the number, with a zero at the end.
-fn number_path(directory: &[u8], number: RawFd) -> [u8; 44] {
-    let mut path = [0; 44];
-    path[..directory.len()].copy_from_slice(directory);
-    write_number(&mut path[directory.len()..], number);
-    path
-}
-
-/// Writes digits without `format!`, which may allocate: a fork handler calls this.
-fn write_number(text: &mut [u8], number: RawFd) {
-    let (mut left, mut len) = (number.unsigned_abs(), 1);
-    while left > 9 {
-        left /= 10;
-        len += 1;
-    }
-    let mut left = number.unsigned_abs();
-    for digit in text[..len].iter_mut().rev() {
-        *digit = b'0' + (left % 10) as u8;
-        left /= 10;
-    }
 }
 
 /// Gives the pages of a shared mapping back, for all processes.
@@ -407,14 +382,5 @@ mod tests {
             let file = SharedFile::make(c"test", 2 * 4096).unwrap();
             assert_eq!(file.write(4096, &[7; 4096]), Ok(()));
         });
-    }
-
-    #[test]
-    fn numbers_are_written_in_decimal() {
-        let mut text = [0; 12];
-        write_number(&mut text, 70_123);
-        assert_eq!(&text[..6], b"70123\0");
-        write_number(&mut text, 0);
-        assert_eq!(text[0], b'0');
     }
 }

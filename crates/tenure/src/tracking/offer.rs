@@ -308,8 +308,8 @@ fn have_forks_copy(
     piece: PageRange,
     pagemap: Option<&Pagemap>,
 ) -> Result<(), Errno> {
-    let data = pagemap.and_then(|pagemap| pagemap.count(piece, Pages::Data).ok());
-    if claim.is(flag::DENSE) || data == Some(piece.len()) {
+    let written = |pagemap: &Pagemap| pagemap.all_written(piece) == Ok(true);
+    if claim.is(flag::DENSE) || pagemap.is_some_and(written) {
         return Ok(());
     }
     let (mut parts, mut noted) = (List::new(), Ok(()));

@@ -2,6 +2,7 @@
 //! may do anything.
 
 use crate::promise_kit::*;
+use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use tenure::cache::RemovalCause::{self, *};
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
-use tenure_testkit::this_test;
+use tenure_testkit::{or_skip, this_test, Unavailable};
 
 type Told = Arc<Mutex<Vec<(u64, RemovalCause)>>>;
 
@@ -80,9 +81,22 @@ fn what_makes_room_is_told() {
     assert!(purged < told.len() / 2, "this machine is short of memory");
 }
 
+/// Binds this thread, and those that it starts, to the first processor that it may use.
+fn on_one_processor() -> Result<(), Unavailable> {
+    tenure_testkit::seccomp::may_call("sched_setaffinity")?;
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+    Ok(())
+}
+
 #[test]
 fn what_the_kernel_took_is_told_at_a_look() {
     promised(this_test!(), || {
+        // The last pages that a processor handled wait in a batch of its own, and another one's
+        // reclaim does not meet them. But the last look is only told of a segment that is all gone.
+        or_skip!(on_one_processor());
         volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
         let told = Told::default();
         let cache = Cache::<u64>::builder().eviction_listener(noting(&told)).build().unwrap();

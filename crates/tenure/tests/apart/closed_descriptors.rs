@@ -448,21 +448,22 @@ fn an_object_can_be_made_after_the_threads_have_ended_and_the_descriptors_are_cl
 /// each pin finds the loss, and none fails.
 #[test]
 fn the_end_of_the_background_thread_hides_no_purge() {
-    promised(this_test!(), || {
-        let purged = || {
-            let mut buffer = Volatile::new(PAGE).unwrap();
-            buffer.pin_mut().unwrap().fill(7);
-            buffer.offer_now().unwrap();
-            buffer.purge_now().unwrap();
-            buffer
-        };
-        let pinned = |buffer: &Volatile| {
-            let pin = buffer.pin().unwrap();
-            let zeros = pin.iter().all(|byte| *byte == 0);
-            // The kernel may have kept a page that it was moving.
-            assert_eq!(pin.outcome() == Outcome::Purged, zeros, "{:?}", pin.outcome());
-        };
-        for _ in 0..sweep(2, 100) {
+    let purged = || {
+        let mut buffer = Volatile::new(PAGE).unwrap();
+        buffer.pin_mut().unwrap().fill(7);
+        buffer.offer_now().unwrap();
+        buffer.purge_now().unwrap();
+        buffer
+    };
+    let pinned = |buffer: &Volatile| {
+        let pin = buffer.pin().unwrap();
+        let zeros = pin.iter().all(|byte| *byte == 0);
+        // The kernel may have kept a page that it was moving.
+        assert_eq!(pin.outcome() == Outcome::Purged, zeros, "{:?}", pin.outcome());
+    };
+    // Each round in a process of its own, which has 40 s. In an emulator a round takes 15 s.
+    for _ in 0..sweep(2, 100) {
+        promised(this_test!(), || {
             let buffers: Vec<Volatile> = (0..10_000).map(|_| purged()).collect();
             close_everything();
             std::thread::scope(|scope| {
@@ -471,8 +472,8 @@ fn the_end_of_the_background_thread_hides_no_purge() {
                 }
                 (0..3).for_each(|_| _ = tenure::end_background_threads());
             });
-        }
-    });
+        });
+    }
 }
 
 /// A thread closes all numbers and opens a file of its own, again and again, while another one uses

@@ -8,7 +8,8 @@ use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile::{self, Priority, Refill};
 use tenure::{Outcome, PageSize, Volatile};
-use tenure_testkit::{sweep, this_test};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::{or_skip, sweep, this_test, Unavailable};
 
 fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
     for i in pages {
@@ -123,7 +124,7 @@ fn a_child_that_goes_on_in_an_unmark_ends_no_watch_of_its_parent() {
 
 /// A range that comes before all others moves them in the map of ranges. Only the parent has the
 /// last one: a child forgets that one as soon as its map is whole.
-fn fork_while_ranges_change(raw: bool) {
+fn fork_while_ranges_change(raw: bool, stride: u64) {
     const RANGES: usize = 200;
     never_offer();
     let mut map = filled(2 * RANGES);
@@ -138,7 +139,7 @@ fn fork_while_ranges_change(raw: bool) {
         assert_eq!(libc::madvise(last.cast(), PAGE, libc::MADV_DONTFORK), 0);
         assert_eq!(volatile::unmark(range(0), PAGE).unwrap(), Outcome::Intact);
         volatile::forget(range(0), PAGE).unwrap();
-        stepping::begin(Stepping { each: 0, stride: sweep(307, 101), raw });
+        stepping::begin(Stepping { each: 0, stride, raw });
         stepped(|| volatile::mark(range(0), PAGE).unwrap());
         // A child that no handler prepared is noticed at its next use of tenure, when other memory
         // is mapped there.
@@ -165,13 +166,37 @@ fn fork_while_ranges_change(raw: bool) {
 #[test]
 fn a_handler_may_fork_at_any_instruction_of_a_change_of_the_ranges() {
     needs_userfaultfd!();
-    promised(this_test!(), || fork_while_ranges_change(false));
+    promised(this_test!(), || fork_while_ranges_change(false, sweep(307, 101)));
 }
 
 #[test]
 fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_a_change_of_the_ranges() {
     needs_userfaultfd!();
-    promised(this_test!(), || fork_while_ranges_change(true));
+    promised(this_test!(), || fork_while_ranges_change(true, sweep(307, 101)));
+}
+
+/// Before 6.11 the code reads the list of all mappings, from a file that it opens for that. A child
+/// that goes on inherits the open file.
+fn without_procmap_query() -> Result<(), Unavailable> {
+    Filter::new().refuse(Call::ProcmapQuery, Errno::NOTTY).install_this_thread()
+}
+
+#[test]
+fn a_handler_may_fork_at_any_instruction_while_mappings_are_read() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        or_skip!(without_procmap_query());
+        fork_while_ranges_change(false, sweep(1009, 307));
+    });
+}
+
+#[test]
+fn a_handler_may_fork_past_all_handlers_at_any_instruction_while_mappings_are_read() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        or_skip!(without_procmap_query());
+        fork_while_ranges_change(true, sweep(1009, 307));
+    });
 }
 
 #[test]
