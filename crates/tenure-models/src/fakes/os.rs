@@ -305,6 +305,10 @@ pub(crate) mod pagemap {
             Ok(bytes)
         }
 
+        pub fn all_written(&self, range: PageRange) -> Result<bool, Errno> {
+            Ok(self.count(range, Pages::Data)? == range.len())
+        }
+
         pub fn any_shared(&self, _range: PageRange) -> Result<bool, Errno> {
             Ok(false)
         }
