@@ -17,7 +17,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
 use std::time::{Duration, Instant};
-use tenure::launcher::{self, Stack};
+use tenure::launcher::{self, heap, Stack};
 use tenure::{pool, retire};
 
 /// The state of the keeper's start.
@@ -217,7 +217,8 @@ extern "C" fn starter(_: *mut c_void) -> *mut c_void {
     START.starter.store(tls::thread_pointer(), Ordering::Relaxed);
     START.starter_number.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     ALLOCATIONS.look_at_next();
-    let started = pool::prepare().is_ok() && retire::prepare().is_ok();
+    // A failed allocation on tenure's threads would end the process.
+    let started = heap::keep_spare() && pool::prepare().is_ok() && retire::prepare().is_ok();
     if !started {
         START.failed.fetch_add(1, Ordering::Relaxed);
     }

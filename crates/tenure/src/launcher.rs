@@ -84,8 +84,9 @@ pub mod heap {
     }
 
     /// Keeps addresses for blocks that are allocated where the process has no more (`RLIMIT_AS`).
-    pub fn keep_spare() {
-        crate::runtime::heap::keep_spare();
+    /// `false`: it has none now.
+    pub fn keep_spare() -> bool {
+        crate::runtime::heap::keep_spare()
     }
 
     /// Gives a block back.

@@ -136,16 +136,18 @@ pub(crate) fn usable(bytes: usize) -> usize {
 }
 
 /// Reserves addresses for a process that will have none left, 16 MiB. For threads whose allocations
-/// must not fail.
-pub(crate) fn keep_spare() {
+/// must not fail. `false`: there are none.
+pub(crate) fn keep_spare() -> bool {
     fork_state::register(&SERVICE);
-    let _ = HEAP.with_also_in_forks(|heap| {
+    let kept = HEAP.with_also_in_forks(|heap| {
         if heap.spare.start == 0 {
             if let Ok(reserved) = arena::reserve(SPARE, CHUNK) {
                 heap.spare = Spare { uncut: reserved.start, start: reserved.start, ..heap.spare };
             }
         }
+        heap.spare.start != 0
     });
+    kept == Some(true)
 }
 
 fn map(len: usize, align: usize) -> Result<usize, Errno> {
