@@ -30,14 +30,20 @@ pub struct Tally {
 }
 
 impl Tally {
+    fn all(&self) -> Sum {
+        let add = |all: Sum, sum: &Sum| Sum {
+            runs: all.runs + sum.runs,
+            failures: all.failures + sum.failures,
+        };
+        self.kinds.values().fold(Sum::default(), add)
+    }
+
     /// A table for a person.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let mut all = Sum::default();
+        let all = self.all();
         for (name, sum) in &self.kinds {
             let _ = writeln!(text, "{name:<16} {:>7} runs {:>9} failures", sum.runs, sum.failures);
-            all.runs += sum.runs;
-            all.failures += sum.failures;
         }
         let (skips, wrong) = (self.skipped.len(), self.wrong.len());
         let _ = writeln!(
@@ -154,8 +160,14 @@ impl Task<'_> {
                 let (calls, begun) = (baseline.calls, std::time::Instant::now());
                 self.whole(tally, usual.as_ref());
                 // Hours pass before the table.
-                let seconds = begun.elapsed().as_secs();
-                eprintln!("{}: each of {calls} calls, {seconds} s", self.name());
+                let (seconds, sum) =
+                    (begun.elapsed().as_secs(), tally.lock().expect("no panic").all());
+                eprintln!(
+                    "{}: each of {calls} calls, {seconds} s; so far {} runs, {} failures",
+                    self.name(),
+                    sum.runs,
+                    sum.failures
+                );
             }
             Extent::Sample { runs, seed } => {
                 let mut draw = Draw(seed ^ hash(&self.name()));
