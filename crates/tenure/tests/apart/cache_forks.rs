@@ -150,11 +150,11 @@ fn a_child_does_not_wait_for_a_maker_of_the_parents() {
             making.wait();
             let waiter = scope.spawn(|| {
                 // SAFETY: returns the thread's own number.
-                let thread = unsafe { libc::pthread_self() };
+                let thread = unsafe { libc::pthread_self() } as usize;
                 scope.spawn(move || {
                     std::thread::sleep(std::time::Duration::from_millis(200));
                     // SAFETY: the thread waits until the handler has run.
-                    unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+                    unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR1) };
                 });
                 let made = cache.get_or_insert_with(&1, || b"in the child".to_vec()).unwrap();
                 if CHILD.load(Ordering::Acquire) == 0 {

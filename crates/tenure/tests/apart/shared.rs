@@ -351,8 +351,8 @@ fn a_process_whose_descriptors_are_closed_keeps_its_pins() {
             let fd = write.as_raw_fd();
             // SAFETY: closes all of the child's descriptors but one.
             unsafe {
-                libc::close_range(3, fd as u32 - 1, 0);
-                libc::close_range(fd as u32 + 1, u32::MAX, 0);
+                libc::syscall(libc::SYS_close_range, 3, fd as u32 - 1, 0);
+                libc::syscall(libc::SYS_close_range, fd as u32 + 1, u32::MAX, 0);
             }
             std::io::Write::write_all(&mut write, b"x").unwrap();
             std::thread::sleep(Duration::from_secs(3));

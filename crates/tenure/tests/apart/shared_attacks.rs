@@ -361,7 +361,7 @@ fn a_process_without_descriptors_waits_for_a_dead_maker_no_longer_than_it_says()
         std::io::Read::read_exact(&mut read, &mut [0]).unwrap();
         // SAFETY: closes descriptors that this process and the library have opened, except the one
         // by which the test's body returns.
-        unsafe { libc::close_range(600, u32::MAX, 0) };
+        unsafe { libc::syscall(libc::SYS_close_range, 600, u32::MAX, 0) };
         kill(pid);
         std::thread::scope(|scope| {
             let refused = scope.spawn(|| shared.get_or_make(0, |_| ()).unwrap_err());
