@@ -159,6 +159,18 @@ impl Compared {
     }
 }
 
+/// `None`: there is no memory.
+fn boxed<T>(value: T) -> Option<Box<T>> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: a value has a size.
+    let place = NonNull::new(unsafe { alloc(Layout::new::<T>()) }.cast::<T>())?;
+    // SAFETY: the allocator has just given the place for a value of this layout.
+    unsafe {
+        place.write(value);
+        Some(Box::from_raw(place.as_ptr()))
+    }
+}
+
 /// The index has no memory to grow. The key that was to be put there.
 pub(super) struct NoMemory<K>(pub K);
 
@@ -174,17 +186,15 @@ impl<K> Array<K> {
     /// `None`: there is no memory.
     pub fn new(size: usize) -> Option<Box<Array<K>>> {
         assert!(size < 1 << 30, "a shard of the index has a billion keys");
-        // The groups first: the rest, 100 bytes, does not fail where these have just been found.
-        let groups = Groups::new(size.div_ceil(SLOTS))?;
-        Some(Box::new(Array {
-            groups,
+        boxed(Array {
+            groups: Groups::new(size.div_ceil(SLOTS))?,
             used: AtomicU32::new(0),
             older: AtomicPtr::new(null_mut()),
             next: AtomicPtr::new(null_mut()),
             removed: AtomicU32::new(NONE),
             waiting: AtomicU32::new(NONE),
             ready: AtomicU32::new(NONE),
-        }))
+        })
     }
 
     /// Returns the number of slots, used or not.

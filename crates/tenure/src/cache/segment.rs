@@ -446,8 +446,19 @@ impl Segments {
         };
         let chunk = locate(number).0;
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
-            let new: Box<[OnceLock<Segment>]> =
-                (0..chunk_len(chunk)).map(|_| OnceLock::new()).collect();
+            let mut new = Vec::new();
+            if new.try_reserve_exact(chunk_len(chunk)).is_err() {
+                // Unless another thread has taken the next one.
+                let _ = self.made.compare_exchange(
+                    number + 1,
+                    number,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                );
+                return Err(no_own_memory());
+            }
+            new.resize_with(chunk_len(chunk), OnceLock::<Segment>::new);
+            let new = new.into_boxed_slice();
             let (new, null) = (Box::into_raw(new).cast(), std::ptr::null_mut());
             let place = &self.chunks[chunk];
             if place.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -458,6 +469,12 @@ impl Segments {
         let place = self.place(number).expect("its chunk was made");
         Ok(place.get_or_init(|| Segment::new(number, range, self.cache.clone())))
     }
+}
+
+/// The error where there is no memory for what a cache notes of its keys and segments.
+pub(super) fn no_own_memory() -> Error {
+    let why = "there is no memory for more keys or segments";
+    Error::new(ErrorKind::OutOfMemory, "Cache", why, "raise the limit on memory or addresses")
 }
 
 /// # Safety

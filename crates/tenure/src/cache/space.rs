@@ -566,11 +566,6 @@ pub(super) fn no_memory() -> Error {
     Error::system("Cache", "madvise(MADV_POPULATE_WRITE)", rustix::io::Errno::NOMEM)
 }
 
-pub(super) fn no_memory_for_keys() -> Error {
-    let why = "there is no memory for more keys";
-    Error::new(ErrorKind::OutOfMemory, "Cache", why, "raise the limit on memory or addresses")
-}
-
 /// Returns the error if every segment is pinned, and the cache may not grow.
 pub(super) fn all_held() -> Error {
     let why = "values that the program holds keep all of the cache's memory";

@@ -60,7 +60,7 @@ impl Space {
         while into.at < self.segment_bytes / 4 * 3 {
             let Some(sparse) = self.sparsest(index, self.segment_bytes - into.at) else { break };
             let generation = sparse.life.generation();
-            let mut left = Vec::new();
+            let (mut left, mut has_memory) = (Vec::new(), true);
             let (mut bytes, mut longest) = (0, 0);
             self.each_value(sparse, |at, head| {
                 let from = Place::new(sparse.number, generation, at);
@@ -68,15 +68,18 @@ impl Space {
                 let Some(place) = index.holds(head.hash, from) else { return };
                 let cause = self.cause(sparse, at, head);
                 if cause == RemovalCause::Evicted {
-                    left.push((place, head));
+                    has_memory = has_memory && left.try_reserve(1).is_ok();
+                    if has_memory {
+                        left.push((place, head));
+                    }
                     bytes += need;
                     longest = need.max(longest);
                 } else if index.forget(head.hash, from, cause) {
                     self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            if bytes > self.segment_bytes - into.at {
-                // The segment has few values, but large ones.
+            if bytes > self.segment_bytes - into.at || !has_memory {
+                // The segment has few values, but large ones. Or it keeps its values.
                 sparse.lengths.count(sparse.life.live(), bytes, longest);
                 self.lists.lock().close(&self.segments, sparse);
                 sparse.unpin();

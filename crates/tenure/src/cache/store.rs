@@ -4,14 +4,15 @@ use super::array::NoMemory;
 use super::change::Putting;
 use super::copied::Copied;
 use super::header::Header;
+use super::inside::Inside;
 use super::lanes::lane;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
 use super::removed::{tell_replaced, Harvesting};
-use super::segment::Segment;
+use super::segment::{no_own_memory, Segment};
 use super::single_flight::Landing;
-use super::space::{no_memory_for_keys, Index, Room};
+use super::space::{Index, Room};
 use super::table::{Change, Section};
 use super::value::Value;
 use super::{pins, Inner};
@@ -371,7 +372,7 @@ where
         room.segment.write(room.at, value);
         let key = match self.index(section, hash, key, place, &putting) {
             Ok(key) => key,
-            Err(NoMemory(key)) => return Err((key, no_memory_for_keys())),
+            Err(NoMemory(key)) => return Err((key, no_own_memory())),
         };
         let stored = putting.is_published.get().then_some(stored);
         Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
@@ -402,13 +403,18 @@ where
                 Err(NoMemory(back)) => key = back,
             }
             drop(quiet);
-            if time == 0 && !self.space.evict(&self.shards, false) {
+            if time == 0 && !self.evicts() {
                 break;
             }
             std::thread::yield_now();
             self.shards.harvest();
         }
         Err(NoMemory(key))
+    }
+
+    fn evicts(&self) -> bool {
+        let _inside = Inside::begin();
+        self.space.evict(&self.shards, false)
     }
 
     /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.

@@ -354,16 +354,14 @@ impl<K> Table<K> {
             }
             drop(writer);
             drop(section);
-            if !self.grow(stale) {
-                return Err(NoMemory(key.expect("not put")));
-            }
+            self.grow(stale).map_err(|()| NoMemory(key.take().expect("not put")))?;
         }
     }
 
     /// Makes room: removes keys whose places are `stale`, and takes a larger array if it must.
-    /// `false`: there is no memory for one.
+    /// `Err`: there is no memory for one.
     #[cold]
-    fn grow(&self, stale: &dyn Fn(Place) -> bool) -> bool {
+    fn grow(&self, stale: &dyn Fn(Place) -> bool) -> Result<(), ()> {
         let mut writer = self.writer.lock();
         let before = self.current(&writer).map_or(0, Array::size);
         self.sweep(&mut writer, stale);
@@ -373,14 +371,13 @@ impl<K> Table<K> {
             size => (size * 8 / 7).max((writer.len + 1) * 4 / 3).max(15),
         };
         drop(writer);
-        let Some(fresh) = Array::new(size) else { return false };
+        let fresh = Array::new(size).ok_or(())?;
 
         let mut writer = self.writer.lock();
         let same = self.current(&writer).map_or(0, Array::size) == before;
         if !same || !fresh.has_room(writer.len + 1) {
             // Another thread was faster.
-            drop(writer);
-            return true;
+            return Ok(());
         }
         let newest = self.newest.load(Ordering::Relaxed);
         fresh.older.store(newest, Ordering::Relaxed);
@@ -388,7 +385,7 @@ impl<K> Table<K> {
         self.unite(&mut writer);
         drop(writer);
         self.harvest();
-        true
+        Ok(())
     }
 
     /// Moves all keys into the newest array, unless a reader is in a section or there is no room.

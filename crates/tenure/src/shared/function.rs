@@ -7,7 +7,8 @@
 
 use crate::runtime::refills::{self, RefillError};
 use std::cell::Cell;
-use std::ptr::{null, null_mut};
+use std::mem::ManuallyDrop;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,29 +33,34 @@ impl Function {
 
     /// Makes a chunk's bytes with the function. A panic counts as a failure.
     fn call(&self, place: &FunctionPlace, chunk: usize, bytes: &mut [u8]) -> Made {
-        let call = Call { place, chunk, outer: INNERMOST.get() };
-        INNERMOST.set(&raw const call);
-        refills::attempt(bytes, |bytes| (self.0)(chunk, bytes))
+        let mine = (std::ptr::from_ref(place) as usize, chunk);
+        change(|all| all.push(mine));
+        let made = refills::attempt(bytes, |bytes| (self.0)(chunk, bytes));
+        // Not the last one, if the function has changed to another stack.
+        change(|all| all.iter().rposition(|other| *other == mine).map(|at| all.remove(at)));
+        made
     }
 }
 
-/// A call that has not returned, on the stack of its thread.
-struct Call {
-    place: *const FunctionPlace,
-    chunk: usize,
-    outer: *const Call,
-}
+type Making = ManuallyDrop<Vec<(usize, usize)>>;
+const NOTHING: Making = ManuallyDrop::new(Vec::new());
 
 thread_local! {
-    // Without a destructor, as for the background thread: see `services::Task`.
-    /// Each thread's own: the innermost call.
-    static INNERMOST: Cell<*const Call> = const { Cell::new(null()) };
+    // Without a destructor, as for the background thread: see `services::Task`. An empty one has no
+    // memory.
+    /// Each thread's own: the chunks whose function the thread is running, the innermost last.
+    static MAKING: Cell<Making> = const { Cell::new(NOTHING) };
 }
 
-impl Drop for Call {
-    fn drop(&mut self) {
-        INNERMOST.set(self.outer);
+fn change<R>(act: impl FnOnce(&mut Vec<(usize, usize)>) -> R) -> R {
+    let mut all = MAKING.replace(NOTHING);
+    let done = act(&mut all);
+    if all.is_empty() {
+        drop(ManuallyDrop::into_inner(all));
+    } else {
+        MAKING.set(all);
     }
+    done
 }
 
 /// A value that is set once.
@@ -131,14 +137,6 @@ impl FunctionPlace {
     /// Returns whether the calling thread runs the function for this chunk. It would then wait for
     /// itself.
     pub fn is_called_here_for(&self, chunk: usize) -> bool {
-        let mut next = INNERMOST.get();
-        // SAFETY: the calls of this thread, each on its stack; a call that returns takes itself out.
-        while let Some(call) = unsafe { next.as_ref() } {
-            if std::ptr::eq(call.place, self) && call.chunk == chunk {
-                return true;
-            }
-            next = call.outer;
-        }
-        false
+        change(|all| all.contains(&(std::ptr::from_ref(self) as usize, chunk)))
     }
 }
