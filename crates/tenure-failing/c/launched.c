@@ -45,6 +45,9 @@ static void heap(int seed)
     }
 }
 
+/* While another thread runs, its malloc may map there at once. */
+static int has_other_thread;
+
 static void unmap(unsigned char *at, size_t len)
 {
     if (munmap(at, len) != 0) {
@@ -58,7 +61,7 @@ static void unmap(unsigned char *at, size_t len)
     const int can_be_read = write(ends[1], at, 1) == 1 || write(ends[1], at + len - 1, 1) == 1;
     close(ends[0]);
     close(ends[1]);
-    CHECK(!can_be_read);
+    CHECK(!can_be_read || has_other_thread);
 }
 
 static void mappings(int seed)
@@ -142,6 +145,7 @@ static void life(void)
     mappings(2);
     child();
     pthread_t other;
+    has_other_thread = 1;
     const int error = pthread_create(&other, NULL, thread, NULL);
     if (error != 0) {
         errno = error;
@@ -150,6 +154,7 @@ static void life(void)
         heap(30);
         CHECK(pthread_join(other, NULL) == 0);
     }
+    has_other_thread = 0;
 }
 
 int main(int argc, char **argv)
