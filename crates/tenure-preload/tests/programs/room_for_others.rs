@@ -9,6 +9,17 @@ fn as_many_threads_as_are_allowed() {
     program!("as_many_threads.c").same_under_all_options();
 }
 
+/// From then on the program's threads do the work. So it is, too, where the library's own start had
+/// failed before, for want of another thread.
+#[test]
+fn after_a_refused_thread_the_library_starts_none() {
+    let program = program!("starts_no_more.c");
+    program.same_under_all_options();
+    for options in [&[LARGE][..], ALL] {
+        done("starts_no_more.c", program.under(options, None).arg("starts"));
+    }
+}
+
 /// Freeing watched memory raises no event that the program has to read.
 #[test]
 fn freed_memory_that_is_watched() {
