@@ -82,4 +82,12 @@ mod tests {
             }
         }
     }
+
+    /// The bit can belong to the length only if such a value fits with what lies before it.
+    #[test]
+    fn a_word_that_is_too_large_as_a_length_is_a_short_value_that_ends() {
+        let word = encode(5, true);
+        let fits = word as usize + HEADER + TIME;
+        assert_eq!([decode(word, fits), decode(word, fits - 1)], [word, 5]);
+    }
 }
