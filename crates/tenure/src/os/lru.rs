@@ -71,7 +71,7 @@ impl Drop for Mapped {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::os::pagemap::{Pagemap, Pages};
     use crate::os::reserve::Scratch;
@@ -80,7 +80,7 @@ mod tests {
     const PAGES: usize = 64;
 
     /// Two processors to which this thread may be bound.
-    fn two_processors() -> Option<[CpuSet; 2]> {
+    pub(crate) fn two_processors() -> Option<[CpuSet; 2]> {
         tenure_testkit::seccomp::may_call("sched_setaffinity").ok()?;
         let allowed = sched_getaffinity(None).ok()?;
         let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
@@ -114,6 +114,12 @@ mod tests {
         // On a thread of its own, whose affinity ends with it.
         let rounds = move || (0..50).map(|_| pages_left(here, there, drain)).sum();
         Some(std::thread::spawn(rounds).join().unwrap())
+    }
+
+    /// Returns whether pages wait in batches here, and a drain reaches them.
+    pub(crate) fn is_needed_and_works() -> bool {
+        let left = || Some([left_in_rounds(|| {})?, left_in_rounds(drain)?]);
+        left().is_some_and(|[without, with]| with * 10 < without)
     }
 
     #[test]

@@ -372,6 +372,14 @@ fn bound(now: Instant, set: Option<u64>, pressed: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::Mapping;
+    use crate::os::page_size;
+    use crate::tracking::owned::{Losses, OwnedRange};
+    use crate::tracking::settings::{configure, Settings};
+    use crate::tracking::{detection, ready, touched};
+    use rustix::thread::sched_setaffinity;
+    use tenure_testkit::pages::smaps_over;
+    use tenure_testkit::{in_child, skip, this_test};
 
     /// Else the order of priorities would be lost where it matters most.
     #[test]
@@ -380,5 +388,51 @@ mod tests {
         let waits: Vec<_> = levels.map(|level| (wait(level, false), wait(level, true))).collect();
         assert!(waits.iter().all(|(usual, pressed)| *pressed == usual / 8), "{waits:?}");
         assert!(waits.is_sorted() && waits[0].1 < waits[7].1, "{waits:?}");
+    }
+
+    /// Such a page waits in a batch of the processor that made it, and the kernel skips it there.
+    /// Nothing would offer it later.
+    #[test]
+    fn the_page_that_was_made_last_is_offered_again_too() {
+        const ROUNDS: usize = 20;
+        in_child(this_test!(), &[], || {
+            // The background thread offers nothing.
+            let never = Settings::default().with_offer_after(Duration::from_secs(3600));
+            configure(never.with_unoffered_max(u64::MAX));
+            ready("test").unwrap();
+            if !detection::by_userfaultfd() {
+                skip!("no userfaultfd");
+            }
+            let works = |_: &[_; 2]| lru::tests::is_needed_and_works();
+            let Some([here, there]) = lru::tests::two_processors().filter(works) else {
+                skip!("no page waits on another processor, or nothing empties its batches");
+            };
+            sched_setaffinity(None, &here).unwrap();
+            let (page, len) = (page_size(), 16 * page_size());
+            let mut memory = Mapping::anonymous(len).unwrap();
+            memory.as_mut_slice().fill(7);
+            let owned = OwnedRange::new("test", memory, 4, Losses::AreMadeAgain).unwrap();
+            owned.unpin();
+            let at = owned.range().start;
+            let is_offered_again = || {
+                // Another thread's look at a page holds it for a moment.
+                assert!((0..10_000).any(|_| owned.purge_now() == Ok(len)));
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        sched_setaffinity(None, &there).unwrap();
+                        touched::fill_page(at, &vec![7; page]).unwrap();
+                    });
+                });
+                let (order, word) = (spared::order(owned.tracked()), owned.tracked().load());
+                let mut scans = Scans::new();
+                scans.candidates.push(Candidate { order, age: 1, due: true, id: owned.id(), word });
+                assert_eq!(scans.offer(0, 0, 0, false).1, 1);
+                // What was offered waits in a batch, too, and does not count until it leaves that.
+                lru::drain();
+                smaps_over(at, page).iter().any(|mapping| mapping.lazy_free >= page as u64)
+            };
+            let offered = (0..ROUNDS).filter(|_| is_offered_again()).count();
+            assert!(offered > ROUNDS / 2, "{offered} of {ROUNDS}");
+        });
     }
 }
