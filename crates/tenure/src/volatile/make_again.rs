@@ -174,8 +174,7 @@ fn put(object: &Object, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         // The parent's refill thread has failed to make one of them.
         // SAFETY: the pages are lost, and are made just below.
         Err(Errno::HWPOISON) => unsafe { advise::drop_pages(pages)? },
-        // A function that was called for a touch has forked, and has returned in the child, where
-        // the pages are watched.
+        // Another thread has had the pages watched meanwhile.
         Err(Errno::FAULT) => return Err(Errno::FAULT),
         _ => {}
     }
@@ -217,4 +216,55 @@ fn place(object: &Object, start: usize, bytes: &[u8]) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::uffd;
+    use crate::runtime::turn::Turn;
+    use crate::tracking::owned::{Losses, OwnedRange};
+    use crate::tracking::ready;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tenure_testkit::{in_child, skip, this_test};
+
+    /// As when another thread replaces lost descriptors: a write would raise SIGBUS.
+    #[test]
+    fn a_page_that_is_watched_from_now_on_is_put_in_place_or_refused() {
+        const ROUNDS: usize = 20_000;
+        in_child(this_test!(), &[], || {
+            ready("test").unwrap();
+            if !detection::by_userfaultfd() {
+                skip!("no userfaultfd");
+            }
+            let page = page_size();
+            let memory = Mapping::anonymous(page).unwrap();
+            let memory = OwnedRange::new("test", memory, 4, Losses::AreMadeAgain).unwrap();
+            let range = memory.range();
+            if advise::populate_write(range).is_err() {
+                skip!("MADV_POPULATE_WRITE needs Linux 5.14");
+            }
+            let object = Object { memory, len: page, refill: None, refilling: Turn::new() };
+            let fd = uffd::open(uffd::feature::SIGBUS).unwrap().into_number();
+            let watcher = uffd::Watcher::of_this_process(fd);
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let _ = uffd::register(watcher, range);
+                        let _ = uffd::unregister(watcher, range);
+                    }
+                });
+                for _ in 0..ROUNDS {
+                    // SAFETY: nothing refers to the bytes.
+                    unsafe { advise::drop_pages(range) }.unwrap();
+                    if put(&object, 0, &vec![7; page]).is_ok() {
+                        // SAFETY: the page was put in place, and only this thread drops it.
+                        assert_eq!(unsafe { (range.start as *const u8).read_volatile() }, 7);
+                    }
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+        });
+    }
 }

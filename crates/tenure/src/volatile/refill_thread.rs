@@ -370,3 +370,35 @@ fn fail(watcher: uffd::Watcher, missing: PageRange, toucher: u32) {
     touched::fail_page(watcher, missing, toucher);
     let _ = uffd::wake(watcher, missing);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volatile::Refill;
+    use crate::Volatile;
+    use std::collections::HashSet;
+    use tenure_testkit::{in_child, skip, this_test};
+
+    /// Else a program with very many objects would copy the list again and again.
+    #[test]
+    fn the_list_of_objects_grows_a_few_times_however_many_there_are() {
+        const OBJECTS: usize = 500;
+        in_child(this_test!(), &[], || {
+            let made = |_| {
+                let refill = Refill::pages(|_, _| Ok(()));
+                Volatile::builder(page_size()).refill(refill).build().unwrap()
+            };
+            let (mut objects, mut rooms) = (Vec::new(), HashSet::new());
+            for number in 0..OBJECTS {
+                objects.push(made(number));
+                let room = REFILLS.objects.lock().capacity();
+                rooms.insert(room);
+            }
+            if REFILLS.objects.lock().is_empty() {
+                skip!("no thread hears of touches here");
+            }
+            assert_eq!(REFILLS.objects.lock().len(), OBJECTS);
+            assert!(rooms.len() <= 10, "{rooms:?}");
+        });
+    }
+}
