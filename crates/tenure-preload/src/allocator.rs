@@ -23,7 +23,8 @@ pub enum Allocator {
     Other(&'static str),
 }
 
-/// For the whole process: the result of [`Allocator::find`].
+/// For the whole process: the constructor stores it and the report reads it, and neither gets a
+/// context. The result of [`Allocator::find`].
 static FOUND: OnceLock<Allocator> = OnceLock::new();
 
 impl Allocator {

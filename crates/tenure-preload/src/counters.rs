@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tenure::launcher;
 use tenure::published::Part;
 
-/// For the whole process: whether there is to be a report.
+/// For the whole process: each hook asks it, and gets no context from the C library. Whether there
+/// is to be a report.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! counters {
@@ -13,6 +14,7 @@ macro_rules! counters {
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         enum Number { $($name,)* COUNT }
 
+        // Hooks name their counters, and get no context. A static holds only a place in `COUNTS`.
         $($(#[$doc])* pub static $name: Counter = Counter(Number::$name as usize);)*
 
         /// For the whole process: other processes read it.

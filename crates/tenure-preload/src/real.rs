@@ -7,7 +7,8 @@ use crate::{first_use, keeper, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// For the whole process: a thread is looking the definitions up.
+/// For the whole process: the loader may call hooks inside a lookup, and hands them no context. Set
+/// while a thread looks the definitions up.
 static LOOKING: AtomicBool = AtomicBool::new(false);
 
 macro_rules! definitions {
@@ -30,6 +31,8 @@ macro_rules! definitions {
         #[allow(non_upper_case_globals)]
         pub mod at {
             use super::*;
+            // For the whole process: a definition has one address, and the hook that calls it gets
+            // no context.
             $($(#[$when])* pub static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
         }
 
@@ -145,7 +148,8 @@ pub fn thread_creation() -> Option<ThreadCreation> {
     }
 }
 
-/// For the whole process: the result of [`look_for_queues`].
+/// For the whole process: a hook's lookup stores it, and the constructor, which gets no context,
+/// reads it. The result of [`look_for_queues`].
 static HAS_QUEUES: AtomicBool = AtomicBool::new(false);
 
 /// Whether a library for io_uring or AIO was loaded when the definitions were looked up.
@@ -163,7 +167,7 @@ fn look_for_queues() {
 /// none: [`crate::bootstrap_alloc`] serves it.
 #[cold]
 pub fn look_up() {
-    /// For the whole process: the lookup is done.
+    /// For the whole process: a definition has one address, so one lookup is enough.
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) || LOOKING.swap(true, Ordering::Acquire) {
         return;

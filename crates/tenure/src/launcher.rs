@@ -23,7 +23,8 @@ static SERVICE: Service = Service {
     ..Service::named("launcher", &[Rank::NextAllocator])
 };
 
-/// For the whole process: the number of the process to which this memory belongs.
+/// For the whole process: fork handlers, which set it in a child, are given no argument. The number
+/// of the process to which this memory belongs.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 fn this_process() -> i32 {

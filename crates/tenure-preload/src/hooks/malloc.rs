@@ -45,7 +45,8 @@ pub fn large(size: usize, align: usize, zeroed: bool) -> Option<*mut c_void> {
 }
 
 thread_local! {
-    /// Each thread's own: whether it has called the next allocator.
+    /// Each thread's own: the next allocator prepares itself for each thread. Whether this
+    /// one has called it.
     static HAS_ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -77,7 +78,8 @@ fn enter_first() {
 /// at the top of its heap. Without large blocks, a heap that grows and shrinks by a few MiB calls
 /// the kernel each time: perl made 35 calls of brk with them, and 13,510 without.
 static TEACHES: AtomicBool = AtomicBool::new(false);
-/// For the whole process: the largest block that glibc has freed for this library.
+/// For the whole process, as glibc's threshold is: the largest block that glibc has freed for this
+/// library.
 static TAUGHT: AtomicUsize = AtomicUsize::new(0);
 /// glibc adapts to no larger block (DEFAULT_MMAP_THRESHOLD_MAX).
 const MOST_TAUGHT: usize = 32 << 20;

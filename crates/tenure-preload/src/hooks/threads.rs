@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// without threads has files of this library's open only once one is needed.
 #[inline]
 fn open_files_first() {
-    /// For the whole process: it was done.
+    /// For the whole process: all its threads use the files, so they are opened once.
     static OPENED: AtomicBool = AtomicBool::new(false);
     let serves = || ALLOCATIONS.are_served() || MAPPINGS.are_served() || MAPPINGS.are_retired();
     if !OPENED.load(Ordering::Relaxed) && serves() && !OPENED.swap(true, Ordering::Relaxed) {

@@ -10,10 +10,11 @@ use rustix::fd::{FromRawFd, OwnedFd};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// For the whole process: the device of the kernel's own tmpfs, and a bit that says that it is
-/// known. There is no lock, because a child of fork could find it held for ever.
+/// For the whole process: all threads run on one kernel. The device of the kernel's own tmpfs, and
+/// a bit that says that it is known. There is no lock, because a child of fork could find it held
+/// for ever.
 static SHMEM: AtomicU64 = AtomicU64::new(0);
-/// For the whole process: in the same way, the device of `memfd_secret`.
+/// For the whole process, as [`SHMEM`] is: the device of `memfd_secret`.
 static SECRETS: AtomicU64 = AtomicU64::new(0);
 const KNOWN: u64 = 1 << 63;
 

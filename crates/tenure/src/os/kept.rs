@@ -43,7 +43,8 @@ pub(crate) struct Kept {
 pub(crate) static MAPS: Kept = Kept::by(|| brief::open(c"/proc/thread-self/maps"));
 /// For the whole process: its page map, by one descriptor for all threads.
 pub(crate) static PAGEMAP: Kept = Kept::by(|| brief::open(c"/proc/thread-self/pagemap"));
-/// For the whole process: a userfaultfd with which nothing is registered.
+/// For the whole process: a userfaultfd asks about the memory of the process that opened it.
+/// Nothing is registered with this one.
 pub(crate) static USERFAULTFD: Kept = Kept::by(uffd::open_to_ask);
 /// For the whole process: the number of the process that opened the descriptors. A child of a vfork
 /// has its parent's memory, and descriptors of its own. 0: no process has opened any.

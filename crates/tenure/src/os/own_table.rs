@@ -4,7 +4,8 @@
 use std::cell::Cell;
 
 thread_local! {
-    /// Each thread's own: whether it has a descriptor table of its own.
+    /// Each thread's own: the kernel gives a table to the one thread that asks for it. Whether this
+    /// thread has one.
     static HAS_OWN_TABLE: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -29,7 +29,8 @@ const REST: u32 = 100;
 thread_local! {
     /// Each thread's own: it is open in the descriptor table of one thread only.
     static OWN: Cell<Option<(BorrowedFd<'static>, Instant)>> = const { Cell::new(None) };
-    /// Each thread's own: the time at which it may look again.
+    /// Each thread's own, as the descriptor is by which it looks: the time at which it may look
+    /// again.
     static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 

@@ -28,8 +28,8 @@ fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
     unsafe { THREADS.load(Ordering::Acquire).as_ref() }
 }
 
-/// For the whole process: the address of the C library's variable. Null: not found, or not looked
-/// for.
+/// For the whole process: the C library has one such variable. Its address. Null: not found, or not
+/// looked for.
 static THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Finds the count. This runs before the first thread is started, and not on the thread itself: a
@@ -102,7 +102,8 @@ impl Drop for Thread {
 }
 
 thread_local! {
-    /// Each thread's own: whether this module has started it.
+    /// Each thread's own: an allocator asks it of its calling thread, and is given no context.
+    /// Whether this module has started the thread.
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 

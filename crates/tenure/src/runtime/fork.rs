@@ -49,8 +49,8 @@ static SERVICE: Service = Service {
 thread_local! {
     // Constant and without a destructor, so the first use allocates nothing, and a thread can use
     // it until its very end.
-    /// Each thread's own: the signal mask before the fork that this thread has prepared. `None`: it
-    /// has prepared none.
+    /// Each thread's own, as a signal mask is; fork handlers are given no argument. The mask before
+    /// the fork that this thread has prepared. `None`: it has prepared none.
     static PREPARED: Cell<Option<signal::Mask>> = const { Cell::new(None) };
 }
 

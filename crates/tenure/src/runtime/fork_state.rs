@@ -32,17 +32,20 @@ pub(super) static FORKS: Forks = Forks {
 thread_local! {
     // Constant and without destructors, so the first use allocates nothing, and a thread can use it
     // until its very end.
-    /// Each thread's own: see [`NoWait`].
+    /// Each thread's own: every lock asks how long its caller may wait. See [`NoWait`].
     static WAITS: Cell<Waits> = const { Cell::new(Waits::Long) };
-    /// Each thread's own: since when its call waits for locks, if the call must not wait long.
-    /// `None`: it has not waited.
+    /// Each thread's own, as [`WAITS`] is: since when its call waits for locks, if the call must
+    /// not wait long. `None`: it has not waited.
     static WAITS_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Each thread's own: until when it waits for the locks of a fork. `None`: without a bound.
+    /// Each thread's own: [`Service::hold`] is given no argument. Until when the thread waits for
+    /// the locks of a fork. `None`: without a bound.
     static HOLDS_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Each thread's own: it has waited for so long, and holds no more locks.
+    /// Each thread's own, as [`HOLDS_UNTIL`] is: it has waited for so long, and holds no more
+    /// locks.
     static GAVE_UP: Cell<bool> = const { Cell::new(false) };
-    /// Each thread's own: it is doing the work of handlers that did not run. The locks that it
-    /// takes meanwhile do not begin that work again.
+    /// Each thread's own: the thread that does the work of handlers that did not run must not wait
+    /// for itself, as other threads do. The locks that it takes meanwhile do not begin that work
+    /// again.
     static MAKING_UP: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -29,11 +29,12 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 thread_local! {
     // Constant and without a destructor, so the first use allocates nothing, and a thread can use
     // it until its very end.
-    /// Each thread's own: see [`thread_number`]. 0: none yet.
+    /// Each thread's own: a lock knows its owner by it. See [`thread_number`]. 0: none yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    /// Each thread's own: the ranks of its locks, a bit each. Debug builds only.
+    /// Each thread's own: the order of locks concerns the locks of one thread. Their ranks, a bit
+    /// each. Debug builds only.
     static RANKS: Cell<u64> = const { Cell::new(0) };
-    /// Each thread's own: how many locks it holds for a fork. Debug builds only.
+    /// Each thread's own, as [`RANKS`] is: how many locks it holds for a fork. Debug builds only.
     static FOR_FORK: Cell<u32> = const { Cell::new(0) };
 }
 

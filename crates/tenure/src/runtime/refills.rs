@@ -124,7 +124,8 @@ impl State {
 }
 
 thread_local! {
-    /// Each thread's own: whether it is the thread that runs refill functions.
+    /// Each thread's own: the handler of SIGBUS asks it, and is given no context. Whether it is the
+    /// thread that runs refill functions.
     static IS_RUNNER: Cell<bool> = const { Cell::new(false) };
 }
 

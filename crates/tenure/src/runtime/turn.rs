@@ -19,7 +19,8 @@ pub(crate) struct Turn {
 }
 
 thread_local! {
-    /// Each thread's own: the turn that it has taken last and still has.
+    /// Each thread's own: the forking thread's turns go on in the child, and fork handlers are
+    /// given no argument. The turn that it has taken last and still has.
     static INNERMOST: Cell<*const Mine<'static>> = const { Cell::new(std::ptr::null()) };
 }
 

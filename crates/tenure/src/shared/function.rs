@@ -48,7 +48,8 @@ const NOTHING: Making = ManuallyDrop::new(Vec::new());
 thread_local! {
     // Without a destructor, as for the background thread: see `services::Task`. An empty one has no
     // memory.
-    /// Each thread's own: the chunks whose function the thread is running, the innermost last.
+    /// Each thread's own: a thread that waited for one of these chunks would wait for itself. The
+    /// chunks whose function it is running, the innermost last.
     static MAKING: Cell<Making> = const { Cell::new(NOTHING) };
 }
 

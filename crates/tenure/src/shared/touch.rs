@@ -145,8 +145,8 @@ pub(super) fn reset_in_child() {
 const TRIES: u32 = 10;
 
 thread_local! {
-    /// Each thread's own: the page that it touched last, its chunk's life then, and how many times
-    /// in a row.
+    /// Each thread's own: it is the access of one thread, and its signal handler is given no
+    /// context. The page that it touched last, its chunk's life then, and how many times in a row.
     static TRIED: Cell<(usize, u16, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
