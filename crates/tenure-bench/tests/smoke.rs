@@ -9,6 +9,7 @@ use tenure_bench::{list, run_to, Options};
 use tenure_testkit::{in_child, sweep, this_test, LeakCheck};
 
 tenure_testkit::plain_output!();
+tenure_testkit::two_for_each_processor!();
 
 const BENCH: &str = env!("CARGO_BIN_EXE_tenure-bench");
 

@@ -1,5 +1,7 @@
 //! The C ABI from C: every program of `tests/c` with both libraries, with userfaultfd and without.
 
+tenure_testkit::two_for_each_processor!();
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

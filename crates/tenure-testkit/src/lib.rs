@@ -6,6 +6,7 @@
 //!
 //! - [`tests_under`]: a program's own tests, run once more under a filter.
 //! - [`build`]: libraries and C programs for a test.
+//! - [`two_for_each_processor!`]: tests that wait, two for each processor.
 //! - [`plain_output!`]: no colours and no width from the caller of the tests.
 //! - [`refused`]: parts of the kernel refused as users find them, and tests under that.
 //! - [`hugetlb`]: more huge pages in the kernel's pool.
@@ -18,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod again;
+pub mod at_once;
 pub mod build;
 pub mod child;
 pub mod deadline;

@@ -18,10 +18,11 @@ fn one_after_the_other() {
     an_interrupt_leaves_nothing_behind();
 }
 
-fn demo(dir: &Path, limit: u64, more: &[&str]) -> (Output, Value) {
+fn demo(dir: &Path, limit: u64, seconds: u32, more: &[&str]) -> (Output, Value) {
     let (svg, json) = (dir.join("demo.svg"), dir.join("demo.json"));
     let done = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args(["demo", "--seconds", "3", "--level", "1", "--limit", &limit.to_string()])
+        .args(["demo", "--seconds", &seconds.to_string(), "--level", "1"])
+        .args(["--limit", &limit.to_string()])
         .args(["--svg".as_ref(), svg.as_os_str(), "--json".as_ref(), json.as_os_str()])
         .args(more)
         .output()
@@ -74,7 +75,7 @@ fn check(result: &Value, limit: u64) {
 fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
     drop(or_skip!(MemoryCgroup::create("demo_test", LIMIT)));
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), LIMIT, &[]);
+    let (done, result) = demo(dir.path(), LIMIT, 3, &[]);
     assert_eq!(result["enforcement"], "kernel");
     check(&result, LIMIT);
     for way in result["ways"].as_array().expect("ways") {
@@ -91,7 +92,7 @@ fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
 fn workers_have_one_cache_or_one_each() {
     drop(or_skip!(MemoryCgroup::create("demo_test", LIMIT)));
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, &["--workers", "3"]);
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, 2, &["--workers", "3"]);
     let ways = result["ways"].as_array().expect("ways");
     let kinds: Vec<_> = ways.iter().map(|way| &way["way"]["store"]["kind"]).collect();
     assert_eq!(kinds, ["fixed_lru", "tenure", "shared"]);
@@ -112,7 +113,7 @@ fn workers_have_one_cache_or_one_each() {
 
 fn the_stand_in_is_labelled_wherever_its_numbers_are() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, &["--stand-in"]);
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, 2, &["--stand-in"]);
     assert_eq!(result["enforcement"], "stand_in");
     check(&result, STAND_IN_LIMIT);
     assert!(String::from_utf8_lossy(&done.stderr).contains("stand-in: no memory cgroup"));

@@ -2,6 +2,7 @@
 //! beside each other.
 
 tenure_testkit::plain_output!();
+tenure_testkit::two_for_each_processor!();
 
 mod bench;
 mod command_line;

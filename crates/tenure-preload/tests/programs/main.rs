@@ -1,6 +1,8 @@
 //! Programs with the library. They are one test program, so that programs that wait do so beside
 //! others.
 
+tenure_testkit::two_for_each_processor!();
+
 mod kit;
 
 mod cancellation;

@@ -5,7 +5,7 @@
 use crate::kit::{self, allocators, done, program, ALL, LARGE, MMAP, UNMAP};
 use std::process::Command;
 use tenure_testkit::build::{compiler, text};
-use tenure_testkit::skip;
+use tenure_testkit::{skip, sweep};
 
 /// The library's threads keep no process alive.
 #[test]
@@ -267,7 +267,7 @@ fn limits() {
     for limit in ["-v 1500000", "-d 1500000"] {
         let mut limited = Command::new("/bin/sh");
         limited.arg("-c").arg(format!("ulimit {limit} && exec \"$0\"")).arg(program.path());
-        for options in [&[LARGE][..], &[UNMAP], ALL] {
+        for options in sweep(&[ALL][..], &[&[LARGE][..], &[UNMAP], ALL]) {
             kit::preload(&mut limited, options, None);
             let output = done(&format!("{limit} from the start, {options:?}"), &mut limited);
             assert_eq!(output.stdout, b"within limits\n");

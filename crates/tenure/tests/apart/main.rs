@@ -4,6 +4,8 @@
 //! Tests that change the system (swap, System V memory) are programs of their own, which run one
 //! after another.
 
+tenure_testkit::two_for_each_processor!();
+
 #[path = "../lock_kit/mod.rs"]
 mod lock_kit;
 #[path = "../pool_kit/mod.rs"]

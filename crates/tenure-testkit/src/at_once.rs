@@ -1,0 +1,26 @@
+//! Test programs whose tests mostly wait.
+
+/// Sets libtest's count of threads to two for each processor, unless the caller has set it.
+/// [`two_for_each_processor!`](crate::two_for_each_processor) calls it.
+#[allow(unsafe_code, reason = "changes the environment while there is one thread")]
+pub extern "C" fn set() {
+    const COUNT: &str = "RUST_TEST_THREADS";
+    if let (None, Ok(processors)) = (std::env::var_os(COUNT), std::thread::available_parallelism())
+    {
+        // SAFETY: the loader runs it before `main`, when no other thread reads the environment.
+        unsafe { std::env::set_var(COUNT, (2 * processors.get()).to_string()) };
+    }
+}
+
+/// In a test program whose tests wait for children, timers and the kernel for a third of their
+/// time and more: two of them run for each processor. `--test-threads` still decides.
+#[macro_export]
+macro_rules! two_for_each_processor {
+    () => {
+        #[used]
+        #[allow(unsafe_code, reason = "places a pointer where the loader looks for it")]
+        // SAFETY: the loader calls functions of this type there, once, before `main`.
+        #[unsafe(link_section = ".init_array")]
+        static AT_ONCE: extern "C" fn() = $crate::at_once::set;
+    };
+}
