@@ -2,6 +2,8 @@
 //! tries the same inputs. New ones: `tenure-fuzz all --seconds 60 --seed N`. An input that failed
 //! stays in the corpus.
 
+tenure_testkit::two_for_each_processor!();
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -21,7 +23,7 @@ fn built() -> &'static PathBuf {
 fn try_target(name: &str, runs: u32) {
     // A run of a program takes half a second.
     let runs_programs = matches!(name, "launcher" | "abi");
-    let runs = sweep(runs, if runs_programs { 4 } else { 20 } * runs).to_string();
+    let runs = sweep(runs, if runs_programs { 8 } else { 20 } * runs).to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-fuzz"));
     command.args([name, "--seconds", "600", "--seed", "1", "--runs", &runs]);
     if runs_programs {
@@ -93,10 +95,10 @@ fn figures_that_lie() {
 
 #[test]
 fn tenure_run_with_any_options_and_environment() {
-    try_target("launcher", 10);
+    try_target("launcher", 6);
 }
 
 #[test]
 fn c_calls_in_random_order() {
-    try_target("abi", 5);
+    try_target("abi", 3);
 }

@@ -183,7 +183,7 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
         let build = move || Volatile::builder(PAGE).refill(Refill::pages(sevens)).build().unwrap();
         // What the first object decides, it decides once: docs/limits.md.
         drop(Volatile::new(PAGE).unwrap());
-        let until = Instant::now() + Duration::from_secs(sweep(8, 60) as u64);
+        let until = Instant::now() + Duration::from_secs(sweep(4, 60) as u64);
         let (tell, threads) = std::sync::mpsc::channel();
         let start = |work: Box<dyn Fn() + Send>| {
             let tell = tell.clone();

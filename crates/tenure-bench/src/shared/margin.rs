@@ -50,8 +50,9 @@ pub(super) fn run(options: &Options, report: &mut Report<'_>) -> io::Result<()> 
         .extend(["shared", "private"].iter().flat_map(|of| columns.map(|c| format!("{of}: {c}"))));
     heading.push(String::new());
     let mut rows = vec![heading];
+    let speeds = if options.quick { &SPEEDS[4..] } else { &SPEEDS[..] };
     for threads in options.threads(&[1, 2]) {
-        for speed in SPEEDS {
+        for &speed in speeds {
             let plural = if threads == 1 { "" } else { "s" };
             let neighbour = match speed {
                 Some(speed) => format!("{threads} thread{plural}, {speed} MiB/s"),

@@ -58,7 +58,7 @@ int main(void) {
     every(1000);
     volatile size_t turn = 0;
     time_t until = time(NULL) + 10;
-    while (jumps < sweep(1000, 5000) && time(NULL) < until) {
+    while (jumps < sweep(500, 5000) && time(NULL) < until) {
         if (sigsetjmp(back, 1) == 0) {
             armed = 1;
             for (;;) {

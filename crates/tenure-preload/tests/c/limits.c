@@ -6,7 +6,7 @@ static void until_refused(int mapped) {
     enum { MOST = 4096 };
     static char *blocks[MOST];
     size_t len = 8 * MIB;
-    for (int round = 0; round < 5; round++) {
+    for (int round = sweep(2, 5); round > 0; round--) {
         int count = 0;
         while (count < MOST) {
             errno = 0;
@@ -33,7 +33,7 @@ static void until_refused(int mapped) {
 static void touched_and_dropped(void) {
     /* More than the limit in total: each mapping must be torn down before the next needs its
      * memory. */
-    for (int n = 0; n < 3; n++) {
+    for (int n = sweep(2, 3); n > 0; n--) {
         char *at = map(600 * MIB);
         for (size_t byte = 0; byte < 600 * MIB; byte += 4096)
             at[byte] = 1;

@@ -83,7 +83,7 @@ int main(int count, char **arguments) {
     alarm(60);
     /* On a busy machine a thread takes long to stop. */
     time_t until = time(NULL) + 8;
-    for (int n = 1; n <= sweep(600, 3000) && time(NULL) < until; n++) {
+    for (int n = 1; n <= sweep(300, 3000) && time(NULL) < until; n++) {
         cycle = n;
         for (int at = 0; at < THREADS; at++)
             CHECK(pthread_kill(threads[at], SIGUSR1) == 0);

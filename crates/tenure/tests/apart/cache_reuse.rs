@@ -257,7 +257,7 @@ impl Round {
 }
 
 fn time() -> Duration {
-    Duration::from_millis(sweep(1_000, 8_000))
+    Duration::from_millis(sweep(500, 8_000))
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn clones_while_ranges_are_joined() {
                 }
             }
         });
-        let end = Instant::now() + Duration::from_secs(sweep(2, 6));
+        let end = Instant::now() + Duration::from_secs(sweep(1, 6));
         let mut clones = 0u32;
         while Instant::now() < end {
             // Until the next join begins, and then for another time in each turn.

@@ -136,7 +136,7 @@ fn a_value_that_was_replaced_or_removed_does_not_come_back() {
         };
         std::thread::scope(|scope| {
             (0..2).for_each(|thread| _ = scope.spawn(move || fill(thread)));
-            let end = Instant::now() + Duration::from_secs(sweep(2, 6));
+            let end = Instant::now() + Duration::from_secs(sweep(1, 6));
             let keys: Vec<[u8; 4]> = (0..100u32).map(u32::to_le_bytes).collect();
             for version in 0u64.. {
                 if Instant::now() > end {
@@ -489,7 +489,7 @@ fn a_worker_may_be_killed_at_any_moment() {
         let cache = cache.build().unwrap();
         let shared = SharedVolatile::builder(8 * 4096).chunk_size(4096).build().unwrap();
         let (mut seed, mut killed) = (1u64, 0);
-        let end = Instant::now() + Duration::from_secs(sweep(2, 7));
+        let end = Instant::now() + Duration::from_secs(sweep(1, 7));
         while Instant::now() < end {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let pid = worker(|| (seed >> 40..1 << 60).for_each(|n| work(&cache, &shared, n)));

@@ -285,7 +285,7 @@ fn killed_workers_leave_no_wrong_byte() {
         };
         let mut workers: Vec<i32> = (0..3).map(&start).collect();
         let mut neighbour = Competitor::spawn(None).unwrap();
-        let end = Instant::now() + Duration::from_secs(sweep(3, 5));
+        let end = Instant::now() + Duration::from_millis(sweep(1500, 5000));
         while Instant::now() < end {
             // In steps, between which the workers give memory back: the allowed speed of a
             // neighbour depends on the load.
