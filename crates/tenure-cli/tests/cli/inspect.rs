@@ -295,23 +295,27 @@ fn what_may_not_be_read_is_said_with_a_remedy() {
     assert_eq!(metrics(&["--all", "--tree"]).status.code(), Some(2));
 }
 
+/// In a process of its own: other tests' children may be unreadable.
 #[test]
 fn a_zombie_is_called_one() {
-    let mut ended = Command::new("true").spawn().unwrap();
-    let pid = ended.id().to_string();
-    let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    kit::until("it has ended", || state().contains(") Z "));
-    for command in [&["inspect"][..], &["inspect", "--tree"], &["metrics"], &["top", "-b", "--pid"]]
-    {
-        let done = kit::tenure().args(command).arg(&pid).output().unwrap();
-        let (code, out, errors) = parts(&done);
-        assert_eq!(code, Some(1), "{command:?}: {out}");
-        assert!(errors.contains("(true) has ended, and its parent has not waited"), "{errors}");
-    }
-    // It is a child of this process, which can be read.
-    let (code, _, errors) = parts(&inspect(&[&own(), "--tree"]));
-    assert_eq!((code, errors.as_str()), (Some(0), ""));
-    ended.wait().unwrap();
+    in_child(this_test!(), &[], || {
+        let mut ended = Command::new("true").spawn().unwrap();
+        let pid = ended.id().to_string();
+        let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        kit::until("it has ended", || state().contains(") Z "));
+        for command in
+            [&["inspect"][..], &["inspect", "--tree"], &["metrics"], &["top", "-b", "--pid"]]
+        {
+            let done = kit::tenure().args(command).arg(&pid).output().unwrap();
+            let (code, out, errors) = parts(&done);
+            assert_eq!(code, Some(1), "{command:?}: {out}");
+            assert!(errors.contains("(true) has ended, and its parent has not waited"), "{errors}");
+        }
+        // It is a child of this process, which can be read.
+        let (code, _, errors) = parts(&inspect(&[&own(), "--tree"]));
+        assert_eq!((code, errors.as_str()), (Some(0), ""));
+        ended.wait().unwrap();
+    });
 }
 
 /// Each block of the pool in its state, in a line below the pages of its mapping.
