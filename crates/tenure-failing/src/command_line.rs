@@ -5,6 +5,7 @@ use crate::refused;
 use crate::scenarios;
 use crate::sweep::{kinds_named, sweep, Extent};
 use clap::Parser;
+use std::io::Write;
 use tenure_measure::seccomp::When;
 use tenure_testkit::refused::CAPABILITIES;
 
@@ -78,9 +79,12 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let built = programs::build(options.library.as_deref(), options.c_library.as_deref())?;
     subjects.extend(built.subjects());
     if options.list {
-        subjects.iter().for_each(|subject| println!("subject {}", subject.name));
-        crate::kinds::ALL.iter().for_each(|kind| println!("kind {}", kind.name));
-        CAPABILITIES.iter().for_each(|capability| println!("capability {}", capability.name));
+        let named = |kind: &str, name: &str| format!("{kind} {name}\n");
+        let mut list: String = subjects.iter().map(|one| named("subject", &one.name)).collect();
+        list.extend(crate::kinds::ALL.iter().map(|one| named("kind", one.name)));
+        list.extend(CAPABILITIES.iter().map(|one| named("capability", one.name)));
+        // A reader that closes the pipe early is no failure.
+        let _ = std::io::stdout().write_all(list.as_bytes());
         return Ok(true);
     }
     if options.subject != "all" {

@@ -6,7 +6,7 @@ pub fn is_whole() -> bool {
 }
 
 /// The length of a sweep (rounds, seeds, seconds): `whole` with `TENURE_TESTS=whole`, `short`
-/// otherwise. The short one makes all assertions, less often.
+/// otherwise. The short one makes the same assertions, in fewer rounds, seeds and combinations.
 pub fn sweep<T>(short: T, whole: T) -> T {
     if is_whole() {
         whole

@@ -8,7 +8,7 @@ fn a_minute_of_truth() {
     let output = Command::new(env!("CARGO_BIN_EXE_tenure-truth"))
         .args([
             "--seconds",
-            sweep("4", "30"),
+            sweep("6", "30"),
             "--jobs",
             "2",
             "--config",

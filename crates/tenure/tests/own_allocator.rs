@@ -183,7 +183,6 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
         let build = move || Volatile::builder(PAGE).refill(Refill::pages(sevens)).build().unwrap();
         // What the first object decides, it decides once: docs/limits.md.
         drop(Volatile::new(PAGE).unwrap());
-        let until = Instant::now() + Duration::from_secs(sweep(4, 60) as u64);
         let (tell, threads) = std::sync::mpsc::channel();
         let start = |work: Box<dyn Fn() + Send>| {
             let tell = tell.clone();
@@ -202,7 +201,7 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
         }));
         start(Box::new(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(3000)))));
         let threads: Vec<_> = threads.iter().take(2).collect();
-        while Instant::now() < until {
+        for _ in rounds(Duration::from_secs(sweep(4, 60)), 200) {
             STOPS.stopped.store(0, Ordering::SeqCst);
             let now = STOPS.now.fetch_add(1, Ordering::SeqCst) + 1;
             for thread in &threads {

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
-use tenure_testkit::{or_skip, skip, MemoryCgroup};
+use tenure_testkit::{or_skip, skip, sweep, MemoryCgroup};
 
 const LIMIT: u64 = 96 << 20;
 const STAND_IN_LIMIT: u64 = 192 << 20;
@@ -92,7 +92,7 @@ fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
 fn workers_have_one_cache_or_one_each() {
     drop(or_skip!(MemoryCgroup::create("demo_test", LIMIT)));
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, 1, &["--workers", "3"]);
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, sweep(1, 3), &["--workers", "3"]);
     let ways = result["ways"].as_array().expect("ways");
     let kinds: Vec<_> = ways.iter().map(|way| &way["way"]["store"]["kind"]).collect();
     assert_eq!(kinds, ["fixed_lru", "tenure", "shared"]);
@@ -113,7 +113,7 @@ fn workers_have_one_cache_or_one_each() {
 
 fn the_stand_in_is_labelled_wherever_its_numbers_are() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, 1, &["--stand-in"]);
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, sweep(2, 3), &["--stand-in"]);
     assert_eq!(result["enforcement"], "stand_in");
     check(&result, STAND_IN_LIMIT);
     assert!(String::from_utf8_lossy(&done.stderr).contains("stand-in: no memory cgroup"));

@@ -22,13 +22,11 @@ fn plain_text_has_the_program_s_figures_and_rates() {
         let pin = buffer.pin().unwrap();
         let mut command = top(&["-b", "-n", "2", "-d", "0.2", "--pid", &own]);
         let command = command.env("COLUMNS", "80").stdout(Stdio::piped());
-        let child = command.spawn().unwrap();
+        let mut child = command.spawn().unwrap();
         drop(pin);
-        let mut purges = 0;
-        while purges < 40 {
+        while child.try_wait().unwrap().is_none() {
             buffer.purge_now().unwrap();
             drop(buffer.pin_mut().unwrap());
-            purges += 1;
             std::thread::sleep(Duration::from_millis(10));
         }
         let (code, out, errors) = parts(&child.wait_with_output().unwrap());

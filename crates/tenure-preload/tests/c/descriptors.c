@@ -26,7 +26,7 @@ int main(void) {
     int lost = 0;
     /* On a busy machine each sched_yield takes long. */
     time_t until = time(NULL) + 5;
-    for (int n = 0; n < sweep(1200, 10000) && time(NULL) < until; n++) {
+    for (int n = 0; n < sweep(2500, 10000) && time(NULL) < until; n++) {
         CHECK(close(0) == 0);
         sched_yield();
         /* EBUSY: another thread is opening a file at this moment. */

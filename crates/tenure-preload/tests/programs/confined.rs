@@ -38,7 +38,7 @@ fn a_strict_filter_ends_no_program_that_it_would_not_end() {
     for way in ["prctl", "seccomp"] {
         let mut plain = program.plain();
         let expected = done(way, plain.arg(way));
-        for options in sweep(&SETS[4..], &SETS[..]) {
+        for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
             let output = done(way, program.under(options, None).arg(way));
             assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
         }

@@ -247,7 +247,7 @@ mod tests {
             let object = Object { memory, len: page, refill: None, refilling: Turn::new() };
             let fd = uffd::open(uffd::feature::SIGBUS).unwrap().into_number();
             let watcher = uffd::Watcher::of_this_process(fd);
-            let is_over = AtomicBool::new(false);
+            let (is_over, mut put_in_place) = (AtomicBool::new(false), 0);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
@@ -261,10 +261,12 @@ mod tests {
                     if put(&object, 0, &vec![7; page]).is_ok() {
                         // SAFETY: the page was put in place, and only this thread drops it.
                         assert_eq!(unsafe { (range.start as *const u8).read_volatile() }, 7);
+                        put_in_place += 1;
                     }
                 }
                 is_over.store(true, Ordering::Relaxed);
             });
+            assert!(put_in_place > 0);
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tenure::cache::OwnedValue;
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
@@ -248,7 +248,10 @@ impl Round {
             let readers = [0, 1].map(|thread| scope.spawn(move || self.read(thread)));
             scope.spawn(|| self.walk());
             scope.spawn(|| self.fork());
-            std::thread::sleep(time);
+            let start = Instant::now();
+            while start.elapsed() < time || self.cache.stats().insertions < 500 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             self.over.store(true, Ordering::Relaxed);
             let hits: u64 = readers.map(|reader| reader.join().unwrap()).iter().sum();
             println!("{hits} hits; {:?}", self.cache.stats());

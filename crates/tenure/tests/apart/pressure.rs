@@ -228,7 +228,7 @@ fn report(result: ChildResult) {
 #[test]
 fn a_million_reads_under_pressure_or_ten() {
     drop(or_skip!(MemoryCgroup::create("try", limit())));
-    report(run_child(this_test!(), &[], || all_configurations(sweep(120_000, 1_700_000))));
+    report(run_child(this_test!(), &[], || all_configurations(sweep(170_000, 1_700_000))));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tenure::volatile::{self, Settings};
 use tenure::Outcome;
 use tenure_testkit::{sweep, this_test};
@@ -54,21 +54,18 @@ fn clones_while_ranges_are_joined() {
                 }
             }
         });
-        let end = Instant::now() + Duration::from_secs(sweep(1, 6));
-        let mut clones = 0u32;
-        while Instant::now() < end {
+        for clones in rounds(Duration::from_secs(sweep(1, 6)), 50) {
             // Until the next join begins, and then for another time in each turn.
             let next = joins.load(Ordering::SeqCst) / 2 * 2 + 3;
             while joins.load(Ordering::SeqCst) < next {
                 std::hint::spin_loop();
             }
-            (0..clones.wrapping_mul(7919) % 60_000).for_each(|_| std::hint::spin_loop());
+            (0..clones * 7919 % 60_000).for_each(|_| std::hint::spin_loop());
             let ended = raw_forked(|| writes_stay(base as *mut u8));
             if ended != Ended::Well {
                 over.store(true, Ordering::Relaxed);
                 panic!("a child ended with {ended:?}");
             }
-            clones += 1;
         }
         over.store(true, Ordering::Relaxed);
     });

@@ -4,7 +4,7 @@ use crate::promise_kit::*;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use tenure::shared::SharedCache;
+use tenure::shared::{SharedCache, SharedStats};
 use tenure_testkit::{sweep, this_test, Competitor};
 
 fn cache() -> SharedCache {
@@ -287,11 +287,14 @@ fn killed_workers_leave_no_wrong_byte() {
         let mut neighbour = Competitor::spawn(None).unwrap();
         let end = Instant::now() + Duration::from_millis(sweep(1500, 5000));
         while Instant::now() < end {
-            // In steps, between which the workers give memory back: the allowed speed of a
+            // In steps that wait until the workers have given memory back: the allowed speed of a
             // neighbour depends on the load.
-            for _ in 0..8 {
+            for taken in (6..=48).step_by(6).map(|mib| mib << 20) {
                 neighbour.need(6 << 20).expect("the neighbour lives");
                 std::thread::sleep(Duration::from_millis(12));
+                let memory = || cache.stats().memory;
+                let held = |of: SharedStats| (of.intact + of.making) * of.chunk_bytes;
+                waited(|| held(memory()) + taken + (24 << 20) <= 192 << 20);
             }
             let which = random(&mut seed) as usize % workers.len();
             kill(workers[which]);

@@ -351,8 +351,7 @@ fn interrupted(most: u64, mut round: impl FnMut(&dyn Fn())) {
             // SAFETY: the thread outlives this one.
             unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR1) };
         });
-        let end = Instant::now() + Duration::from_secs(sweep(1, 8));
-        while Instant::now() < end {
+        for _ in rounds(Duration::from_secs(sweep(1, 8)), 50) {
             FORKED.store(0, Ordering::SeqCst);
             round(&|| armed.store(true, Ordering::SeqCst));
         }

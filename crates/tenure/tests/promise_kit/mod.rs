@@ -6,6 +6,7 @@
 pub mod stepping;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, PageSize};
@@ -159,6 +160,13 @@ pub fn without_huge_pages() {
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
+/// The rounds of a test that goes on for a while, and on a busy machine until it has had `least` of
+/// them.
+pub fn rounds(time: Duration, least: u64) -> impl Iterator<Item = u64> {
+    let start = Instant::now();
+    (0..).take_while(move |round| *round < least || start.elapsed() < time)
+}
+
 /// Waits until `done`; `false`: that took longer than [`PATIENCE`].
 pub fn waited(mut done: impl FnMut() -> bool) -> bool {
     // Without a thread in a forked child: one that the parent was starting may have left the standard
@@ -198,8 +206,34 @@ pub fn forked(body: impl FnOnce()) -> Ended {
     child_or_parent(pid, body)
 }
 
-/// [`forked`] by a plain system call, which calls no fork handlers.
+/// Waits until tenure's threads have slept for a while, at most so long. When they start, they
+/// allocate, and a raw `clone` at that moment leaves the C library's lock locked in the child
+/// (docs/limits.md).
+pub fn threads_sleep(at_most: Duration) {
+    let switches = || -> Vec<String> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let statuses = tasks
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+        let ours = statuses.filter(|status| status.starts_with("Name:\ttenure-"));
+        let about = |line: &&str| line.starts_with("State") || line.contains("ctxt_switches");
+        ours.map(|status| status.lines().filter(about).collect()).collect()
+    };
+    // Without the deadline's thread, which would end at the wrong time. The watchdog ends a hang.
+    let (mut before, start) = (Vec::new(), Instant::now());
+    while start.elapsed() < at_most {
+        std::thread::sleep(Duration::from_millis(20));
+        let last = std::mem::replace(&mut before, switches());
+        if last == before && before.iter().all(|lines| lines.contains("S (sleeping)")) {
+            return;
+        }
+    }
+}
+
+/// [`forked`] by a plain system call, which calls no fork handlers. The first one in a process comes
+/// when tenure's threads have started.
 pub fn raw_forked(body: impl FnOnce()) -> Ended {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| threads_sleep(Duration::from_secs(1)));
     // SAFETY: the child runs the body and ends without unwinding into the parent's code.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     child_or_parent(pid, body)

@@ -3,6 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The instructions of the program's own code at which the handler forks, and how.
 pub struct Stepping {
@@ -171,31 +172,9 @@ pub fn report() {
     println!("{steps} instructions, {forks} forks");
 }
 
-/// Waits until tenure's threads have slept for a while. When they start, they allocate, and a raw
-/// `clone` at that moment leaves the C library's lock locked in the child (docs/limits.md).
-fn threads_sleep() {
-    let switches = || -> Vec<String> {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let statuses = tasks
-            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
-        let ours = statuses.filter(|status| status.starts_with("Name:\ttenure-"));
-        let about = |line: &&str| line.starts_with("State") || line.contains("ctxt_switches");
-        ours.map(|status| status.lines().filter(about).collect()).collect()
-    };
-    // Without the deadline's thread, which would end at the wrong time. The watchdog ends a hang.
-    let mut before = Vec::new();
-    loop {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        let last = std::mem::replace(&mut before, switches());
-        if last == before && before.iter().all(|lines| lines.contains("S (sleeping)")) {
-            return;
-        }
-    }
-}
-
 /// Raises a trap after each instruction of `act`.
 pub fn stepped(act: impl FnOnce()) {
-    threads_sleep();
+    super::threads_sleep(Duration::MAX);
     // SAFETY: changes the trap flag, for which there is a handler.
     unsafe { std::arch::asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
     act();

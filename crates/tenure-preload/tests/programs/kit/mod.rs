@@ -169,7 +169,7 @@ impl Program {
     }
 
     /// All of them in a whole sweep. Otherwise one, which depends on the program.
-    fn some_of<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+    pub fn some_of<'a, T>(&self, all: &'a [T]) -> &'a [T] {
         if all.is_empty() || is_whole() {
             return all;
         }
