@@ -201,7 +201,7 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
         }));
         start(Box::new(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(3000)))));
         let threads: Vec<_> = threads.iter().take(2).collect();
-        for _ in rounds(Duration::from_secs(sweep(4, 60)), 200) {
+        for _ in rounds(Duration::from_secs(sweep(4, 60)), 50) {
             STOPS.stopped.store(0, Ordering::SeqCst);
             let now = STOPS.now.fetch_add(1, Ordering::SeqCst) + 1;
             for thread in &threads {

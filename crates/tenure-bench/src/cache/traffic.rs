@@ -13,20 +13,23 @@ enum Work {
     Get,
     /// In steady use: each value was overwritten just before.
     Insert,
-    /// After [`PAUSE`], in which tenure offers its segments to the kernel.
-    InsertAfterPause,
+    /// After a pause, in which tenure offers its segments to the kernel.
+    InsertAfterPause(Duration),
     Mixed,
 }
 
-/// Longer than the half second after which a cache that is not used offers its memory.
-const PAUSE: Duration = Duration::from_millis(800);
+/// Longer than the half second after which a cache that is not used offers its memory. In smoke mode
+/// numbers do not count.
+fn pause(options: &Options) -> Duration {
+    Duration::from_millis(if options.quick { 50 } else { 800 })
+}
 
 impl Work {
     fn name(self) -> &'static str {
         match self {
             Work::Get => "get",
             Work::Insert => "overwrite",
-            Work::InsertAfterPause => "overwrite after a pause",
+            Work::InsertAfterPause(_) => "overwrite after a pause",
             Work::Mixed => "90 % get, 10 % overwrite",
         }
     }
@@ -79,13 +82,14 @@ pub(super) fn large_values(
     ];
     for (value_len, values, operations) in sizes {
         let mut plan = Vec::new();
-        for work in [Work::Get, Work::Insert, Work::InsertAfterPause] {
+        for work in [Work::Get, Work::Insert, Work::InsertAfterPause(pause(options))] {
+            let pauses = matches!(work, Work::InsertAfterPause(_));
             for &threads in threads {
-                if work == Work::InsertAfterPause && threads > 1 {
+                if pauses && threads > 1 {
                     continue;
                 }
                 let pattern = Pattern::Uniform;
-                let rounds = if work == Work::InsertAfterPause { 3 } else { 9 };
+                let rounds = if pauses { 3 } else { 9 };
                 plan.push(Traffic {
                     work,
                     pattern,
@@ -145,7 +149,7 @@ impl Traffic {
             let goal = match self.work {
                 Work::Get => Some(Goal::SpeedOfBestPeer(0.8)),
                 Work::Insert => Some(Goal::TimesOfBestPeer(1.1)),
-                Work::InsertAfterPause | Work::Mixed => None,
+                Work::InsertAfterPause(_) | Work::Mixed => None,
             };
             if let (Role::Ours, Some(goal)) = (*role, goal) {
                 contestant = contestant.goal(goal);
@@ -156,7 +160,7 @@ impl Traffic {
     }
 
     fn is_overwriting(&self) -> bool {
-        matches!(self.work, Work::Insert | Work::InsertAfterPause)
+        matches!(self.work, Work::Insert | Work::InsertAfterPause(_))
     }
 
     /// Wall time over all operations of all threads.
@@ -167,14 +171,14 @@ impl Traffic {
                 let all: Vec<u64> = (0..self.values as u64).collect();
                 store.write_each(&all, &mut template.clone())?;
             }
-            Work::InsertAfterPause => std::thread::sleep(PAUSE),
+            Work::InsertAfterPause(pause) => std::thread::sleep(pause),
             Work::Get | Work::Mixed => {}
         }
         let (time, tallies) = parallel(self.threads, |thread| {
             let keys = &sequences[thread];
             match self.work {
                 Work::Get => Ok(store.read_each(keys)),
-                Work::Insert | Work::InsertAfterPause => {
+                Work::Insert | Work::InsertAfterPause(_) => {
                     store.write_each(keys, &mut template.clone()).map(|()| Tally::default())
                 }
                 Work::Mixed => store.mix_each(keys, &mut template.clone()),
