@@ -22,8 +22,9 @@ use std::sync::atomic::Ordering;
 
 /// How many segments a search for the sparsest one checks.
 const SAMPLE: usize = 64;
-/// Overwritten and removed values take at most this share of the closed segments. With the open and the
-/// emptied ones the cache then takes 1.22 times the values' bytes; with a seventh it took up to 1.256.
+/// Overwritten and removed values take at most this share of the closed segments. With the open and
+/// the emptied ones the cache then takes 1.22 times the values' bytes; with a seventh it took up to
+/// 1.256.
 const DEAD: f64 = 1.0 / 8.0;
 /// A segment with a larger share left is not moved: freeing one byte never costs the copy of more
 /// than four.
