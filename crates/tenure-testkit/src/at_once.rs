@@ -27,10 +27,6 @@ fn free_kib() -> Option<u64> {
 #[macro_export]
 macro_rules! two_for_each_processor {
     () => {
-        #[used]
-        #[allow(unsafe_code, reason = "places a pointer where the loader looks for it")]
-        // SAFETY: the loader calls functions of this type there, once, before `main`.
-        #[unsafe(link_section = ".init_array")]
-        static AT_ONCE: extern "C" fn() = $crate::at_once::set;
+        $crate::before_main!($crate::at_once::set);
     };
 }

@@ -20,6 +20,7 @@
 
 mod again;
 pub mod at_once;
+mod before_main;
 pub mod build;
 pub mod child;
 pub mod deadline;

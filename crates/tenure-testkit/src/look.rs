@@ -17,10 +17,6 @@ pub extern "C" fn forget() {
 #[macro_export]
 macro_rules! plain_output {
     () => {
-        #[used]
-        #[allow(unsafe_code, reason = "places a pointer where the loader looks for it")]
-        // SAFETY: the loader calls functions of this type there, once, before `main`.
-        #[unsafe(link_section = ".init_array")]
-        static PLAIN_OUTPUT: extern "C" fn() = $crate::look::forget;
+        $crate::before_main!($crate::look::forget);
     };
 }
