@@ -47,8 +47,9 @@ pub extern "C" fn tenure_ashmem_get_size_region(fd: c_int) -> c_int {
     status("tenure_ashmem_get_size_region", || {
         // SAFETY: the C caller keeps the descriptor open during the call.
         let size = ashmem::size(unsafe { descriptor(fd)? })?;
-        c_int::try_from(size)
-            .map_err(|_| Failure::new(libc::EOVERFLOW, format!("{size} bytes do not fit an int")))
+        c_int::try_from(size).map_err(|_| {
+            Failure::new(libc::EOVERFLOW, format_args!("{size} bytes do not fit an int"))
+        })
     })
 }
 

@@ -144,7 +144,7 @@ unsafe fn slice<'a>(what: &str, bytes: *const c_void, len: usize) -> Outcome<&'a
         return Ok(&[]);
     }
     if bytes.is_null() || len > isize::MAX as usize {
-        return Err(Failure::invalid(format!(
+        return Err(Failure::invalid(format_args!(
             "the {what} is {len} bytes at {bytes:p}, where no {len} bytes can lie"
         )));
     }
@@ -356,9 +356,10 @@ pub unsafe extern "C" fn tenure_cache_get_or_insert(
             // that lives until it returns.
             match unsafe { make(arg, &mut made) } {
                 0 => Ok(made.bytes),
-                answer => {
-                    Err(Failure::new(libc::EIO, format!("the make callback returned {answer}")))
-                }
+                answer => Err(Failure::new(
+                    libc::EIO,
+                    format_args!("the make callback returned {answer}"),
+                )),
             }
         })?;
         // SAFETY: the value is of this cache, and the C caller passes NULL or writable places for
@@ -382,8 +383,10 @@ pub unsafe extern "C" fn tenure_made_resize(into: *mut tenure_made, len: usize) 
             .ok_or_else(|| Failure::invalid("NULL; pass the maker that the make callback got"))?;
         let more = len.saturating_sub(made.bytes.len());
         if made.bytes.try_reserve_exact(more).is_err() {
-            let why = format!("no memory for {len} bytes; make a smaller value");
-            return Err(Failure::new(libc::ENOMEM, why));
+            return Err(Failure::new(
+                libc::ENOMEM,
+                format_args!("no memory for {len} bytes; make a smaller value"),
+            ));
         }
         made.bytes.resize(len, 0);
         Ok(made.bytes.as_mut_ptr().cast())

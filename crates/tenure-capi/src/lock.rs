@@ -32,7 +32,7 @@ pub(crate) fn kind(flags: c_uint) -> Result<When, Failure> {
     match flags {
         TENURE_MLOCK_LOCKED => Ok(When::Now),
         TENURE_MLOCK_ONFAULT => Ok(When::OnFault),
-        _ => Err(Failure::invalid(format!(
+        _ => Err(Failure::invalid(format_args!(
             "flags {flags:#x} are not one kind of lock; pass either TENURE_MLOCK_LOCKED (1) or \
              TENURE_MLOCK_ONFAULT (2)"
         ))),
@@ -170,5 +170,5 @@ fn scope(flags: c_int) -> Result<Scope, Failure> {
 }
 
 fn unknown(flags: impl std::fmt::LowerHex, known: &str) -> Failure {
-    Failure::invalid(format!("unknown flags {flags:#x}; there are {known}"))
+    Failure::invalid(format_args!("unknown flags {flags:#x}; there are {known}"))
 }

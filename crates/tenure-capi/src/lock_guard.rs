@@ -194,7 +194,10 @@ pub unsafe extern "C" fn tenure_lock_explain(
         if found.is_allowed() {
             return Ok(0);
         }
-        crate::report::note("tenure_lock_explain", &Failure::new(libc::ENOMEM, found.to_string()));
+        crate::report::note(
+            "tenure_lock_explain",
+            &Failure::new(libc::ENOMEM, format_args!("{found}")),
+        );
         Ok(1)
     })
 }

@@ -7,6 +7,7 @@ use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
+use tenure_core::launcher::Text;
 use tenure_core::pool;
 
 /// Read by tenure_pool_configure. Start from TENURE_POOL_OPTS_INIT.
@@ -101,15 +102,15 @@ fn block(size: usize, align: usize, zeroed: bool) -> Outcome<*mut c_void> {
 fn refused(size: usize) -> Failure {
     let largest = pool::largest();
     let text = if size > largest {
-        format!(
+        Text::from(format_args!(
             "{size} bytes are more than the pool's largest block has ({largest}); use mmap, or raise \
              RLIMIT_AS before the pool is first used"
-        )
+        ))
     } else {
-        format!(
+        Text::from(format_args!(
             "there is no block for {size} bytes: no addresses, or the kernel refuses to map more; \
              free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
-        )
+        ))
     };
     Failure::new(libc::ENOMEM, text)
 }
@@ -146,7 +147,7 @@ pub extern "C" fn tenure_calloc(count: usize, size: usize) -> *mut c_void {
 pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void {
     pointer("tenure_aligned_alloc", || {
         if !align.is_power_of_two() {
-            return Err(Failure::invalid(format!(
+            return Err(Failure::invalid(format_args!(
                 "the alignment is {align}, which is not a power of two; pass a power of two, as 64 or 4096"
             )));
         }

@@ -135,7 +135,7 @@ fn request(
         TENURE_POPULATE_READ => Access::Read,
         TENURE_POPULATE_WRITE => Access::Write,
         other => {
-            return Err(Failure::invalid(format!(
+            return Err(Failure::invalid(format_args!(
                 "how {other} is neither TENURE_POPULATE_READ (1) nor TENURE_POPULATE_WRITE (2)"
             )))
         }
@@ -146,7 +146,7 @@ fn request(
         | TENURE_POPULATE_NO_ALLOCATE;
     let both = TENURE_POPULATE_ALLOCATE | TENURE_POPULATE_NO_ALLOCATE;
     if opts.flags & !known != 0 || opts.flags & both == both {
-        return Err(Failure::invalid(format!(
+        return Err(Failure::invalid(format_args!(
             "flags {:#x} have a bit that tenure does not know, or both of ALLOCATE and NO_ALLOCATE",
             opts.flags
         )));
@@ -184,7 +184,7 @@ pub(crate) unsafe fn room(result: *mut tenure_populate_result) -> Outcome<usize>
     // function requires.
     let size = unsafe { result.cast::<usize>().read() };
     if size < FIRST_RESULT {
-        return Err(Failure::invalid(format!(
+        return Err(Failure::invalid(format_args!(
             "the result's size is given as {size} bytes, and it has at least {FIRST_RESULT}; start \
              from TENURE_POPULATE_RESULT_INIT"
         )));
@@ -219,7 +219,7 @@ pub(crate) unsafe fn tell(
     }
     match outcome {
         Ok(_) => Ok(0),
-        Err(failed) => Err(Failure::new(failed.error.errno(), failed.to_string())),
+        Err(failed) => Err(Failure::new(failed.error.errno(), format_args!("{failed}"))),
     }
 }
 

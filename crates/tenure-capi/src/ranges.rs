@@ -19,7 +19,7 @@ pub type tenure_gone_fn = Option<unsafe extern "C" fn(offset: usize, len: usize,
 
 pub(crate) fn priority(level: c_uint) -> Outcome<Priority> {
     u8::try_from(level).ok().and_then(Priority::new).ok_or_else(|| {
-        Failure::invalid(format!(
+        Failure::invalid(format_args!(
             "priority {level} is outside 0 (given up first) to 7 (last); {TENURE_PRIORITY_DEFAULT} \
              is the default"
         ))

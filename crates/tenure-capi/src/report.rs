@@ -5,42 +5,44 @@
 use crate::cancel;
 use libc::{c_char, c_int};
 use std::cell::RefCell;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use tenure_core::launcher::Text;
 
 /// Why a call failed.
 pub(crate) struct Failure {
     errno: c_int,
-    text: String,
+    text: Text,
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    pub fn new(errno: c_int, text: impl Into<String>) -> Failure {
+    pub fn new(errno: c_int, text: impl Into<Text>) -> Failure {
         Failure { errno, text: text.into() }
     }
 
     /// A failure of which only `errno` tells: the sentence before stays, and nothing is allocated.
     pub fn unexplained(errno: c_int) -> Failure {
-        Failure::new(errno, String::new())
+        Failure::new(errno, "")
     }
 
     /// The caller passed something that cannot be right.
-    pub fn invalid(text: impl Into<String>) -> Failure {
+    pub fn invalid(text: impl Into<Text>) -> Failure {
         Failure::new(libc::EINVAL, text)
     }
 }
 
 impl From<tenure_core::Error> for Failure {
     fn from(error: tenure_core::Error) -> Failure {
-        Failure::new(error.errno(), error.to_string())
+        Failure::new(error.errno(), format_args!("{error}"))
     }
 }
 
 thread_local! {
-    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// The last failure's sentence and a zero byte, or nothing.
+    static LAST: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Sets `errno`.
@@ -106,7 +108,9 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
                 .map(String::as_str)
                 .or(panic.downcast_ref::<&str>().copied())
                 .unwrap_or("without a reason");
-            let text = format!("a bug inside tenure: it panicked: {text}; please report it");
+            let text = Text::from(format_args!(
+                "a bug inside tenure: it panicked: {text}; please report it"
+            ));
             record(work.call, &Failure::new(libc::EIO, text));
             // The drop of the payload may panic as well.
             std::mem::forget(panic);
@@ -121,7 +125,7 @@ pub(crate) fn note(call: &str, failure: &Failure) {
 
 #[cold]
 fn record(call: &str, failure: &Failure) {
-    if !failure.text.is_empty() {
+    if !failure.text.as_str().is_empty() {
         keep_sentence(call, failure);
     }
     // This comes last, because the allocator may change errno.
@@ -129,13 +133,17 @@ fn record(call: &str, failure: &Failure) {
 }
 
 fn keep_sentence(call: &str, failure: &Failure) {
-    let mut text = format!("{call}: {}", failure.text);
-    // A callback's text may contain zero bytes, which would end the C string.
-    text.retain(|c| c != '\0');
+    let text = Text::from(format_args!("{call}: {}", failure.text));
+    let text = text.as_str();
     // While the thread's variables are being destroyed, only errno can report the failure.
     let _ = LAST.try_with(|last| {
-        if let (Ok(mut last), Ok(text)) = (last.try_borrow_mut(), CString::new(text)) {
-            *last = Some(text);
+        let Ok(mut last) = last.try_borrow_mut() else { return };
+        last.clear();
+        // Without memory there is no sentence, and not the one of an earlier failure.
+        if last.try_reserve(text.len() + 1).is_ok() {
+            // A callback's text may contain zero bytes, which would end the C string.
+            last.extend(text.bytes().filter(|byte| *byte != 0));
+            last.push(0);
         }
     });
 }
@@ -150,8 +158,8 @@ pub extern "C" fn tenure_last_error() -> *const c_char {
 
 fn sentence() -> *const c_char {
     let none = c"".as_ptr();
-    LAST.try_with(|last| match last.try_borrow().as_deref() {
-        Ok(Some(text)) => text.as_ptr(),
+    LAST.try_with(|last| match last.try_borrow() {
+        Ok(text) if !text.is_empty() => text.as_ptr().cast(),
         _ => none,
     })
     .unwrap_or(none)

@@ -102,7 +102,7 @@ fn hand_out(shared: SharedVolatile) -> *mut tenure_shared {
 /// If the number is open, it stays so during `'a`.
 pub(crate) unsafe fn descriptor<'a>(fd: c_int) -> Outcome<BorrowedFd<'a>> {
     if fd < 0 {
-        return Err(Failure::new(libc::EBADF, format!("{fd} is no descriptor")));
+        return Err(Failure::new(libc::EBADF, format_args!("{fd} is no descriptor")));
     }
     // SAFETY: the number is not -1, and the caller promises that it stays open. If a number is not
     // open, the first system call that gets it refuses it.
@@ -115,7 +115,7 @@ fn copy_of(fd: c_int) -> Outcome<OwnedFd> {
     let descriptor = unsafe { descriptor(fd)? };
     descriptor.try_clone_to_owned().map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EBADF);
-        Failure::new(errno, format!("descriptor {fd} could not be copied: {error}"))
+        Failure::new(errno, format_args!("descriptor {fd} could not be copied: {error}"))
     })
 }
 
@@ -327,7 +327,7 @@ fn end_of(shared: &SharedVolatile, first: usize, count: usize) -> Outcome<usize>
     let end = first.checked_add(count).filter(|end| count > 0 && *end <= shared.chunks());
     end.ok_or_else(|| {
         let there = shared.chunks();
-        Failure::invalid(format!("{count} chunks from {first} on are none: there are {there}"))
+        Failure::invalid(format_args!("{count} chunks from {first} on are none: there are {there}"))
     })
 }
 
@@ -440,10 +440,9 @@ pub unsafe extern "C" fn tenure_shared_unpin(
         }
         match not_pinned {
             None => Ok(0),
-            Some(chunk) => {
-                let text = format!("chunk {chunk} is not pinned by this process; pin it first");
-                Err(Failure::invalid(text))
-            }
+            Some(chunk) => Err(Failure::invalid(format_args!(
+                "chunk {chunk} is not pinned by this process; pin it first"
+            ))),
         }
     })
 }
@@ -473,7 +472,9 @@ unsafe fn end_making(s: *mut tenure_shared, chunk: usize, made: bool) -> Outcome
     // this function requires.
     match unsafe { shared.end_making(chunk, made)? } {
         true => Ok(0),
-        false => Err(Failure::invalid(format!("chunk {chunk} is not being made by this process"))),
+        false => {
+            Err(Failure::invalid(format_args!("chunk {chunk} is not being made by this process")))
+        }
     }
 }
 

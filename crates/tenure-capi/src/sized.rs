@@ -24,7 +24,7 @@ pub(crate) fn bound(size: usize) -> Outcome<()> {
     if size > MOST {
         return Err(Failure::new(
             libc::E2BIG,
-            format!(
+            format_args!(
                 "the structure's size is given as {size} bytes, more than any has; set its first \
                  field to its sizeof"
             ),
@@ -45,7 +45,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
     // requires.
     let size = unsafe { from.cast::<usize>().read() };
     if size < T::FIRST {
-        return Err(Failure::invalid(format!(
+        return Err(Failure::invalid(format_args!(
             "the structure's size is given as {size} bytes, and it has at least {}; set its first \
              field to its sizeof",
             T::FIRST
@@ -59,7 +59,7 @@ pub(crate) unsafe fn read<T: Versioned>(from: *const T, defaults: T) -> Outcome<
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
             return Err(Failure::new(
                 libc::E2BIG,
-                format!(
+                format_args!(
                     "byte {at} of the structure is set, and this version of tenure knows {known} \
                      bytes of it; zero the newer fields, or use a newer library"
                 ),

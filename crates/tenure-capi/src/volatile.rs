@@ -152,7 +152,7 @@ fn make(len: usize, opts: &tenure_volatile_opts) -> Outcome<*mut tenure_volatile
             TENURE_REFILL_PAGES => Refill::pages(refill),
             TENURE_REFILL_WHOLE => Refill::whole(refill),
             other => {
-                return Err(Failure::invalid(format!(
+                return Err(Failure::invalid(format_args!(
                     "refill_scope {other} is neither TENURE_REFILL_PAGES nor TENURE_REFILL_WHOLE"
                 )))
             }

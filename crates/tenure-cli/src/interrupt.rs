@@ -32,6 +32,13 @@ fn ignores_the_terminal() -> bool {
     now.sa_sigaction == libc::SIG_IGN
 }
 
+/// The signals by which a user or the system ends a program that runs: Ctrl-C, SIGTERM, and SIGHUP unless it
+/// is ignored.
+pub fn ending_signals() -> impl Iterator<Item = i32> {
+    let hangup = (!ignores_the_terminal()).then_some(SIGHUP);
+    [SIGINT, SIGTERM].into_iter().chain(hangup)
+}
+
 impl Interrupt {
     /// Installs the handlers.
     pub fn catch() -> io::Result<Interrupt> {
@@ -41,8 +48,7 @@ impl Interrupt {
     fn installed() -> io::Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wakes, writes) = UnixStream::pair()?;
-        let hangup = (!ignores_the_terminal()).then_some(SIGHUP);
-        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
+        for signal in ending_signals() {
             // It runs first, so that it sees the flag of the signal before.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;

@@ -24,6 +24,8 @@ mod error;
 mod os;
 #[path = "../../tenure/src/range.rs"]
 mod range;
+#[path = "../../tenure/src/text.rs"]
+mod text;
 
 #[path = "../../tenure-cli/src/name.rs"]
 mod name;

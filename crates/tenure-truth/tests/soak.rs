@@ -7,7 +7,7 @@ use tenure_testkit::skip;
 #[test]
 fn everything_heavy_under_every_condition() {
     let output = Command::new(env!("CARGO_BIN_EXE_tenure-truth"))
-        .args(["--soak", "--seconds", "1", "--slice", "0.2", "--jobs", "1", "--seed", "1"])
+        .args(["--soak", "--seconds", "1", "--slice", "0.2", "--jobs", "2", "--seed", "1"])
         .output()
         .expect("the truth machine starts");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,6 +1,6 @@
 //! Errors: the call that failed, its range, the cause, and a remedy.
 
-use std::borrow::Cow;
+use crate::text::{text, Text};
 use std::fmt;
 use std::io;
 
@@ -90,16 +90,16 @@ pub struct Error {
     call: &'static str,
     range: Option<(usize, usize)>,
     errno: i32,
-    why: Cow<'static, str>,
-    remedy: Cow<'static, str>,
+    why: Text,
+    remedy: Text,
 }
 
 impl Error {
     pub(crate) fn new(
         kind: ErrorKind,
         call: &'static str,
-        why: impl Into<Cow<'static, str>>,
-        remedy: impl Into<Cow<'static, str>>,
+        why: impl Into<Text>,
+        remedy: impl Into<Text>,
     ) -> Self {
         let errno = match kind {
             ErrorKind::BadRange
@@ -139,8 +139,7 @@ impl Error {
             }
             _ => (ErrorKind::System, "run `tenure doctor` to see the features of this kernel"),
         };
-        let why = text(format_args!("{syscall} failed: {errno}"));
-        Error::new(kind, call, why.unwrap_or("a system call failed".into()), remedy)
+        Error::new(kind, call, text!("{syscall} failed: {errno}"), remedy)
             .with_errno(errno.raw_os_error())
     }
 
@@ -194,24 +193,8 @@ impl Error {
     /// assert_eq!(error.remedy(), "ask for at least one byte");
     /// ```
     pub fn remedy(&self) -> &str {
-        &self.remedy
+        self.remedy.as_str()
     }
-}
-
-/// Formats a text. `None`: there is no memory for it, and `format!` would end the process.
-fn text(of: fmt::Arguments<'_>) -> Option<Cow<'static, str>> {
-    struct Careful(String);
-
-    impl fmt::Write for Careful {
-        fn write_str(&mut self, more: &str) -> fmt::Result {
-            self.0.try_reserve(more.len()).map_err(|_| fmt::Error)?;
-            self.0.push_str(more);
-            Ok(())
-        }
-    }
-
-    let mut careful = Careful(String::new());
-    fmt::write(&mut careful, of).ok().map(|()| careful.0.into())
 }
 
 impl fmt::Display for Error {

@@ -87,6 +87,7 @@ mod range;
 mod runtime;
 mod stats;
 mod sync;
+mod text;
 mod tracking;
 
 pub mod cache;

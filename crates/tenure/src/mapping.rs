@@ -7,6 +7,7 @@ use crate::os::files::memfd;
 use crate::os::{self, advise, reserve};
 use crate::range::PageRange;
 use crate::runtime::services;
+use crate::text::text;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{fstat, ftruncate, MemfdFlags};
 use rustix::io::Errno;
@@ -247,7 +248,7 @@ impl Mapping {
     ) -> Result<PageRange> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.range.len());
         if !inside {
-            let why = format!(
+            let why = text!(
                 "{len} bytes from {offset} are not inside the mapping's {} bytes",
                 self.range.len()
             );
@@ -306,7 +307,7 @@ fn map_file(
         return Err(Error::new(
             ErrorKind::BadRange,
             call,
-            format!("{len} bytes from {offset} are not page-aligned or end past the file's {end}"),
+            text!("{len} bytes from {offset} are not page-aligned or end past the file's {end}"),
             "pass a page-aligned offset and a length inside the file",
         ));
     }

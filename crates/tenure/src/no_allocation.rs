@@ -9,7 +9,7 @@ use crate::os::thread;
 use crate::runtime::lock;
 use crate::sync::{own_claims, set_own_claims};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Whether tenure's own threads get no memory, as where the C library has none for an arena.
 /// For the whole process: the threads have one allocator.
@@ -18,6 +18,10 @@ pub(crate) static REFUSES_OWN_THREADS: AtomicBool = AtomicBool::new(false);
 /// Whether no thread gets much memory at once, as where the program has used up its addresses.
 /// For the whole process: the threads have one allocator.
 pub(crate) static REFUSES_LARGE: AtomicBool = AtomicBool::new(false);
+
+/// The number of a thread that gets no memory at all, or 0.
+/// For the whole process: the threads have one allocator.
+pub(crate) static REFUSES_THREAD: AtomicI32 = AtomicI32::new(0);
 
 struct Unlocked;
 
@@ -43,6 +47,11 @@ impl Unlocked {
     }
 }
 
+fn refuses_this_thread() -> bool {
+    let refused = REFUSES_THREAD.load(Ordering::Relaxed);
+    refused != 0 && refused == rustix::thread::gettid().as_raw_nonzero().get()
+}
+
 // SAFETY: every call is passed on unchanged to the system's allocator, which keeps the trait's
 // promises.
 unsafe impl GlobalAlloc for Unlocked {
@@ -50,6 +59,7 @@ unsafe impl GlobalAlloc for Unlocked {
         self.check("an allocation");
         let is_large = layout.size() >= 128 << 10;
         if REFUSES_LARGE.load(Ordering::Relaxed) && is_large
+            || refuses_this_thread()
             || REFUSES_OWN_THREADS.load(Ordering::Relaxed) && thread::is_own_thread()
         {
             return std::ptr::null_mut();
@@ -67,9 +77,13 @@ unsafe impl GlobalAlloc for Unlocked {
 }
 
 mod tests {
+    use super::REFUSES_THREAD;
+    use crate::lock::{self, When};
     use crate::os::page_size;
     use crate::volatile::{self, Volatile};
-    use crate::Cache;
+    use crate::{Cache, ErrorKind, Mapping};
+    use rustix::thread::gettid;
+    use std::sync::atomic::Ordering;
     use tenure_testkit::{in_child, this_test};
 
     /// A different number each time (xorshift).
@@ -87,7 +101,7 @@ mod tests {
     /// Cuts and joins ranges while the worker offers them and purges are found and reported.
     fn use_ranges(random: &mut Random) {
         const PAGES: usize = 64;
-        let mut map = crate::mapping::Mapping::anonymous(PAGES * page_size()).unwrap();
+        let mut map = Mapping::anonymous(PAGES * page_size()).unwrap();
         for _ in 0..400 {
             let first = random.below(PAGES);
             let len = (1 + random.below(PAGES - first)) * page_size();
@@ -146,5 +160,31 @@ mod tests {
     #[test]
     fn nothing_is_allocated_under_a_lock_with_detection_by_words() {
         in_child(this_test!(), &[("TENURE_DETECT", "words")], use_all);
+    }
+
+    /// `format!` would end the process.
+    #[test]
+    fn an_error_without_memory_is_a_shorter_one() {
+        in_child(this_test!(), &[], || {
+            let len = page_size();
+            let mut memory = Mapping::anonymous(len).unwrap();
+            let at = memory.as_mut_ptr();
+            let _locked = lock::lock(at, len, When::Now).unwrap();
+            // SAFETY: the calls fail, because the page is locked or the range is none.
+            let marks = || unsafe {
+                let marked = [volatile::mark(at, len), volatile::mark(at.wrapping_add(1), len)];
+                marked.map(Result::unwrap_err)
+            };
+            let wordy = marks();
+            REFUSES_THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+            let short = marks();
+            let copy = wordy[1].clone();
+            REFUSES_THREAD.store(0, Ordering::Relaxed);
+            assert_eq!(short[0].kind(), ErrorKind::Locked);
+            let short = short[1].to_string();
+            assert!(short.contains("there is no memory for the details; "), "{short}");
+            assert_eq!(copy.to_string(), short);
+            assert!(wordy[1].to_string().contains("not a multiple"), "{}", wordy[1]);
+        });
     }
 }

@@ -18,6 +18,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
+use crate::text::text;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{accessat, fstat, Access, AtFlags, CWD};
 use rustix::io::Errno;
@@ -97,7 +98,7 @@ fn checked(range: Range<u64>) -> Result<Range<u64>> {
     if range.start % os::page_size() as u64 == 0 {
         return Ok(range);
     }
-    let why = format!("the range begins at {}, inside a page", range.start);
+    let why = text!("the range begins at {}, inside a page", range.start);
     Err(Error::new(ErrorKind::BadRange, CALL, why, "begin at a page boundary"))
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
+use crate::text::{text, Text};
 
 /// A range of whole pages, checked once at the edge of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl PageRange {
     ) -> Result<PageRange> {
         let page = os::page_size();
         let start = addr as usize;
-        let bad = |why: String, remedy: &'static str| {
+        let bad = |why: Text, remedy: &'static str| {
             Err(Error::new(ErrorKind::BadRange, call, why, remedy).on(start, len))
         };
         if len == 0 {
@@ -42,13 +43,13 @@ impl PageRange {
         }
         if start % page != 0 {
             return bad(
-                format!("the start is not a multiple of the page size ({page})"),
+                text!("the start is not a multiple of the page size ({page})"),
                 "round the address down to a page, or allocate with mmap or aligned_alloc",
             );
         }
         if whole % page != 0 && start.checked_add(whole).is_some() {
             return bad(
-                format!("the length is not a multiple of the page size ({page})"),
+                text!("the length is not a multiple of the page size ({page})"),
                 "round the length to whole pages that hold nothing else",
             );
         }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// The core's layers, lowest first. A module uses its own layer's modules and those below.
 const LAYERS: &[&[&str]] = &[
+    &["text"],
     &["error"],
     &["range"],
     &["sync"],

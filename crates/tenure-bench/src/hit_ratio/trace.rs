@@ -210,9 +210,9 @@ mod tests {
     use super::*;
 
     fn read(name: &str, contents: &[u8]) -> io::Result<Trace> {
-        let dir = std::env::temp_dir().join(format!("tenure-trace-{}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
-        let path = dir.join(name);
+        // The ending of the name says the format.
+        let own = format!("tenure-trace-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(own);
         std::fs::write(&path, contents)?;
         let trace = Trace::read(&path, 1000, 4000);
         std::fs::remove_file(&path)?;

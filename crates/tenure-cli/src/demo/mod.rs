@@ -245,16 +245,15 @@ fn finish(
     }
 }
 
-/// Ctrl-C and SIGTERM as a flag, so that processes and cgroup are cleaned up before the end.
+/// Ctrl-C, SIGTERM and the terminal's end as a flag, so that processes and cgroup are cleaned up before the end.
 struct Interrupted {
     flag: Arc<AtomicBool>,
     signal: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 fn interruptible() -> io::Result<Interrupted> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
     let interrupted = Interrupted { flag: Arc::default(), signal: Arc::default() };
-    for signal in [SIGINT, SIGTERM] {
+    for signal in crate::interrupt::ending_signals() {
         signal_hook::flag::register(signal, Arc::clone(&interrupted.flag))?;
         let number = Arc::clone(&interrupted.signal);
         signal_hook::flag::register_usize(signal, number, signal as usize)?;

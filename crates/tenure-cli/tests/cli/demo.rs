@@ -1,5 +1,6 @@
 //! The demo, run for a few seconds with little memory.
 
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +16,16 @@ fn one_after_the_other() {
     under_a_cgroup_the_safe_lru_and_tenure_survive();
     workers_have_one_cache_or_one_each();
     the_stand_in_is_labelled_wherever_its_numbers_are();
-    an_interrupt_leaves_nothing_behind();
+}
+
+#[test]
+fn an_interrupt_leaves_nothing_behind() {
+    ended_by_a_signal(Signal::INT);
+}
+
+#[test]
+fn the_end_of_its_terminal_leaves_nothing_behind() {
+    ended_by_a_signal(Signal::HUP);
 }
 
 fn demo(dir: &Path, limit: u64, seconds: u32, more: &[&str]) -> (Output, Value) {
@@ -75,7 +85,7 @@ fn check(result: &Value, limit: u64) {
 fn under_a_cgroup_the_safe_lru_and_tenure_survive() {
     drop(or_skip!(MemoryCgroup::create("demo_test", LIMIT)));
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), LIMIT, 3, &[]);
+    let (done, result) = demo(dir.path(), LIMIT, sweep(2, 3), &[]);
     assert_eq!(result["enforcement"], "kernel");
     check(&result, LIMIT);
     for way in result["ways"].as_array().expect("ways") {
@@ -113,7 +123,7 @@ fn workers_have_one_cache_or_one_each() {
 
 fn the_stand_in_is_labelled_wherever_its_numbers_are() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, sweep(2, 3), &["--stand-in"]);
+    let (done, result) = demo(dir.path(), STAND_IN_LIMIT, sweep(1, 3), &["--stand-in"]);
     assert_eq!(result["enforcement"], "stand_in");
     check(&result, STAND_IN_LIMIT);
     assert!(String::from_utf8_lossy(&done.stderr).contains("stand-in: no memory cgroup"));
@@ -122,7 +132,7 @@ fn the_stand_in_is_labelled_wherever_its_numbers_are() {
     assert!(picture.contains("STAND-IN"));
 }
 
-fn an_interrupt_leaves_nothing_behind() {
+fn ended_by_a_signal(signal: Signal) {
     let group = or_skip!(MemoryCgroup::create("demo_test", LIMIT));
     let place = group.path().parent().expect("not the root").to_owned();
     let dir = tempfile::tempdir().expect("a directory");
@@ -155,9 +165,13 @@ fn an_interrupt_leaves_nothing_behind() {
         std::thread::sleep(Duration::from_millis(50));
     };
     let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    rustix::process::kill_process(pid, signal).expect("it runs");
     let status = child.wait().expect("it ends");
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(signal.as_raw()),
+        "{status}"
+    );
     assert!(groups().is_empty(), "its cgroup is gone");
     for pid in inside.lines() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -27,6 +27,7 @@ use crate::os::room_now;
 use crate::runtime::budget;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::turn::Mine;
+use crate::text::text;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Weak;
 use std::time::Instant;
@@ -576,7 +577,7 @@ fn too_large(len: u32, most: u64) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
         "Cache",
-        format!("a value of {len} bytes does not fit the {most} bytes that the cache may have"),
+        text!("a value of {len} bytes does not fit the {most} bytes that the cache may have"),
         "raise the ceiling or the memory limit",
     )
 }

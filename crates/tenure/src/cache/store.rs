@@ -17,6 +17,7 @@ use super::table::{Change, Section};
 use super::value::Value;
 use super::{pins, Inner};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::text;
 use crate::tracking::backpressure;
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -493,7 +494,7 @@ where
         time_to_live: Option<Duration>,
     ) -> Result<(Room<'_>, usize)> {
         let Ok(len) = u32::try_from(value.len()) else {
-            let why = format!("the value has {} bytes", value.len());
+            let why = text!("the value has {} bytes", value.len());
             return Err(Error::new(ErrorKind::BadRange, "Cache::insert", why, "split it"));
         };
         backpressure::hold_back();

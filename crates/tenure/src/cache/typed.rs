@@ -6,6 +6,7 @@ use super::header::{HEADER, TIME};
 use super::place::UNIT;
 use super::{Cache, OwnedValue, Value};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::text;
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
@@ -357,7 +358,7 @@ impl<K: Hash + Eq, T: Plain, S: BuildHasher> TypedCache<K, T, S> {
 }
 
 fn not_whole<T>(len: usize) -> Error {
-    let why = format!("the value has {len} bytes, no whole number of {}", size_of::<T>());
+    let why = text!("the value has {len} bytes, no whole number of {}", size_of::<T>());
     let remedy = "insert values as this type only, or remove the key first";
     Error::new(ErrorKind::BadRange, "TypedCache::get_or_insert_with", why, remedy)
 }

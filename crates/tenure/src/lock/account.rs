@@ -86,9 +86,16 @@ pub fn account() -> Result<Account> {
     })
 }
 
-/// Formats a limit as text.
-pub(super) fn limit(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| "unlimited".into(), |bytes| bytes.to_string())
+/// A limit as text.
+struct Limit(Option<u64>);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{bytes}"),
+            None => f.write_str("unlimited"),
+        }
+    }
 }
 
 impl fmt::Display for Account {
@@ -97,8 +104,8 @@ impl fmt::Display for Account {
             f,
             "{} bytes are locked, the soft limit is {}, the hard limit {}, and ",
             self.locked,
-            limit(self.soft),
-            limit(self.hard)
+            Limit(self.soft),
+            Limit(self.hard)
         )?;
         f.write_str(match (self.ipc_lock, self.first_user_namespace) {
             (true, true) => "CAP_IPC_LOCK lifts it",

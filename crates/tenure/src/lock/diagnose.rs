@@ -10,6 +10,7 @@ use crate::os::{
     files, internal, limits, maps, memory_group, mlock, page_size, populate, room_now, touch,
 };
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use rustix::io::Errno;
 
 /// The error for a range that is not mapped, or that cannot be inspected.
@@ -25,7 +26,7 @@ pub(super) fn hole(call: &'static str, range: PageRange, at: usize) -> Error {
     Error::new(
         ErrorKind::NotMapped,
         call,
-        format!("nothing is mapped at {at:#x}"),
+        text!("nothing is mapped at {at:#x}"),
         "pass only mapped memory",
     )
     .on(range.start, range.len())
@@ -41,7 +42,7 @@ pub(super) fn refused(
     needed: usize,
     charged: usize,
 ) -> Error {
-    let error = |kind, why: String, remedy: String| {
+    let error = |kind, why: Text, remedy: Text| {
         Error::new(kind, call, why, remedy)
             .with_errno(errno.raw_os_error())
             .on(range.start, range.len())
@@ -53,7 +54,7 @@ pub(super) fn refused(
                 let wanted = account.locked + needed as u64;
                 return error(
                     ErrorKind::LockLimit,
-                    format!(
+                    text!(
                         "locking {needed} bytes more would pass the limit on locked memory \
                          (RLIMIT_MEMLOCK): {account}"
                     ),
@@ -87,7 +88,7 @@ fn too_many_mappings(call: &'static str, range: PageRange) -> Option<Error> {
         Error::new(
             ErrorKind::TooManyMappings,
             call,
-            format!(
+            text!(
                 "it would cut a mapping, and the process has {count} of the {most} mappings that \
                  vm.max_map_count allows"
             ),
@@ -112,7 +113,7 @@ pub(super) fn silent(call: &'static str, range: PageRange, silent: Silent) -> Er
         Silent::Nothing(at, why) => Error::new(
             ErrorKind::WrongMapping,
             call,
-            format!("the memory at {at:#x} cannot be locked: {why}"),
+            text!("the memory at {at:#x} cannot be locked: {why}"),
             "leave it out of the range, or map it another way",
         ),
         Silent::Unknown(errno) => Error::system(call, "checking the lock in /proc/self", errno),
@@ -146,9 +147,10 @@ pub(super) fn not_weakened(
     if mlock::is_refused(errno) {
         return Error::system(call, step, errno).on(range.start, range.len());
     }
-    let why = format!(
+    let why = text!(
         "the lock of [{:#x}, {:#x}) could not be changed, {step} failed: {errno}",
-        part.start, part.end
+        part.start,
+        part.end
     );
     Error::new(ErrorKind::System, call, why, "free memory and try again")
         .with_errno(errno.raw_os_error())
@@ -162,7 +164,7 @@ pub(super) fn limit_lowered(call: &'static str, range: PageRange, errno: Errno) 
     }
     let account = account().ok()?;
     (!account.is_exempt() && account.soft.is_some_and(|soft| soft < account.locked)).then(|| {
-        let why = format!(
+        let why = text!(
             "the kernel checks the limit on locked memory (RLIMIT_MEMLOCK) even if a call charges \
              nothing, and the limit is now below the locked bytes: {account}"
         );
@@ -188,7 +190,7 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
             Some(refused) => of_page(&refused),
             None => (
                 ErrorKind::System,
-                format!(
+                text!(
                     "the kernel could not make all of it resident ({errno}), and the failed page \
                      is not known: every page that can be tried is resident by now"
                 ),
@@ -202,7 +204,7 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
         .on(range.start, range.len())
 }
 
-type Cause = (ErrorKind, String, &'static str);
+type Cause = (ErrorKind, Text, &'static str);
 
 /// A page that a full lock would make resident, but cannot.
 struct Refused {
@@ -255,7 +257,7 @@ fn of_page(refused: &Refused) -> Cause {
     match *errno {
         Errno::ACCESS => (
             ErrorKind::NoAccess,
-            format!(
+            text!(
                 "the page at {at:#x} is mapped without access (PROT_NONE), so it cannot be made \
                  resident"
             ),
@@ -263,7 +265,7 @@ fn of_page(refused: &Refused) -> Cause {
         ),
         Errno::HWPOISON => (
             ErrorKind::Poisoned,
-            format!("the hardware has lost the page at {at:#x}"),
+            text!("the hardware has lost the page at {at:#x}"),
             "unmap it, and map the data anew",
         ),
         Errno::FAULT => no_page(*at, entry),
@@ -274,18 +276,16 @@ fn of_page(refused: &Refused) -> Cause {
 /// The cause if nothing backs the page: a guard, the end of the file, a full file system,
 /// userfaultfd.
 fn no_page(at: usize, entry: &Entry) -> Cause {
-    let no_backing = |why: String, remedy| (ErrorKind::NoBacking, why, remedy);
+    let no_backing = |why: Text, remedy| (ErrorKind::NoBacking, why, remedy);
     if pagemap::is_guard(at) {
         return no_backing(
-            format!("the page at {at:#x} is a guard page (MADV_GUARD_INSTALL)"),
+            text!("the page at {at:#x} is a guard page (MADV_GUARD_INSTALL)"),
             "leave it out of the range, or lock on fault",
         );
     }
     if entry.mapping.inode == 0 || ["um", "uw", "ui"].iter().any(|flag| entry.has(flag)) {
         return no_backing(
-            format!(
-                "the page at {at:#x} is missing and must not be made (userfaultfd, or a guard)"
-            ),
+            text!("the page at {at:#x} is missing and must not be made (userfaultfd, or a guard)"),
             "lock on fault, or fill the page first",
         );
     }
@@ -298,14 +298,14 @@ fn no_page(at: usize, entry: &Entry) -> Cause {
         return match full {
             true => (
                 ErrorKind::NoSpace,
-                format!(
+                text!(
                     "the file system has no room for the page at {at:#x}, a hole at offset {offset} \
                      of {name}"
                 ),
                 "free room there, raise its size (mount -o remount,size=…), or lock on fault",
             ),
             false => no_backing(
-                format!(
+                text!(
                     "the kernel could not give the page at {at:#x}, offset {offset} of {name}: an \
                      error of its disk or file system"
                 ),
@@ -314,15 +314,13 @@ fn no_page(at: usize, entry: &Entry) -> Cause {
         };
     }
     let end = match size {
-        Some(size) => format!(", which has {size} bytes"),
+        Some(size) => text!(", which has {size} bytes"),
         // The kernel's own tmpfs is never full.
         None if !internal::is_shmem(entry.mapping.device) => ", or its file system is full".into(),
-        None => String::new(),
+        None => "".into(),
     };
     no_backing(
-        format!(
-            "the page at {at:#x} lies past the end of its file: offset {offset} of {name}{end}"
-        ),
+        text!("the page at {at:#x} lies past the end of its file: offset {offset} of {name}{end}"),
         "lock only up to the end of the file, or lock on fault",
     )
 }
@@ -331,10 +329,11 @@ fn no_memory(errno: Errno) -> Cause {
     let room = room_now::room(memory_group::own_group().as_ref());
     (
         ErrorKind::OutOfMemory,
-        format!(
+        text!(
             "the kernel could not make all of it resident ({errno}): {} bytes are free of {}, the \
              machine's memory or the tightest memory cgroup's limit",
-            room.free, room.limit
+            room.free,
+            room.limit
         ),
         "free memory, raise the memory cgroup's limit, or lock on fault",
     )

@@ -3,6 +3,7 @@
 use super::account::{account, Account};
 use crate::error::Result;
 use crate::os::{self, memory_group, room_now};
+use crate::text::{text, Text};
 use std::fmt;
 
 /// Whether a number of bytes could be locked.
@@ -154,19 +155,19 @@ fn lines(bytes: u64, soft_is_enough: bool) -> Vec<(&'static str, String)> {
 }
 
 /// Returns how to raise the limit in one sentence, for an error.
-pub(super) fn remedy(account: &Account, limit_needed: u64) -> String {
+pub(super) fn remedy(account: &Account, limit_needed: u64) -> Text {
     let kib = limit_needed.div_ceil(1024);
     let soft = account.hard.is_none_or(|hard| hard >= limit_needed);
     let who = if soft {
-        format!(
+        text!(
             "raise the soft limit, which the hard one allows (prlimit --pid {} \
              --memlock={limit_needed}:, or `ulimit -S -l {kib}` in the shell before)",
             std::process::id()
         )
     } else {
-        format!("raise the limit (`ulimit -l {kib}` in a shell of root)")
+        text!("raise the limit (`ulimit -l {kib}` in a shell of root)")
     };
-    format!(
+    text!(
         "{who}, or LimitMEMLOCK={limit_needed} in the systemd unit, docker run --ulimit \
          memlock={limit_needed}:{limit_needed}, in Kubernetes the capability IPC_LOCK for a container \
          that runs as root"

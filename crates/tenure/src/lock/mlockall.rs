@@ -13,6 +13,7 @@ use crate::os::mlock::{self, Seen};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::{limits, maps, page_size, raw_map, reserve};
 use crate::range::PageRange;
+use crate::text::text;
 use crate::tracking;
 use crate::tracking::state::Word;
 use rustix::io::Errno;
@@ -91,7 +92,7 @@ pub fn mlockall(scope: Scope) -> Result<()> {
             }
         });
         if count > 0 {
-            let why = format!(
+            let why = text!(
                 "{bytes} bytes of buffers or caches are volatile, so the kernel may take them"
             );
             let remedy = "pin the buffers and drop the caches first, or lock ranges one by one";
@@ -272,7 +273,7 @@ fn refused_all(call: &'static str, errno: Errno) -> Error {
     if let (Errno::NOMEM | Errno::PERM, Ok(account), Ok(mapped)) = (errno, super::account(), mapped)
     {
         if !account.is_exempt() {
-            let why = format!(
+            let why = text!(
                 "{mapped} bytes are mapped, more than the limit on locked memory \
                  (RLIMIT_MEMLOCK): {account}"
             );

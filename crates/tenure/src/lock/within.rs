@@ -12,6 +12,7 @@ use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::thread::{can_allocate, spawn_quiet, Thread};
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
+use crate::text::text;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -78,7 +79,7 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
     let range = PageRange::touched(CALL, addr, len)?;
     super::guard::refuse_volatile(CALL, range)?;
     if budget < FEWEST_WINDOWS * page_size() {
-        let why = format!("a budget of {budget} bytes is less than {FEWEST_WINDOWS} pages");
+        let why = text!("a budget of {budget} bytes is less than {FEWEST_WINDOWS} pages");
         let remedy = "give it more, or lock single pages with lock::lock";
         return Err(Error::new(ErrorKind::BadRange, CALL, why, remedy).on(range.start, len));
     }
@@ -87,7 +88,7 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         let Some(Special::AlwaysResident(why) | Special::Impossible(why)) = piece.special else {
             continue;
         };
-        let why = format!("a lock has no effect on the memory at {:#x}: {why}", piece.range.start);
+        let why = text!("a lock has no effect on the memory at {:#x}: {why}", piece.range.start);
         let remedy = "leave it out of the range";
         return Err(Error::new(ErrorKind::WrongMapping, CALL, why, remedy).on(range.start, len));
     }

@@ -4,6 +4,7 @@
 
 use super::{resize, WithSmall};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::text;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 
@@ -245,14 +246,14 @@ pub(super) fn refused(call: &'static str, size: usize) -> Error {
         return Error::new(
             ErrorKind::OutOfMemory,
             call,
-            format!("{size} bytes are more than the pool's largest run has ({})", super::largest()),
+            text!("{size} bytes are more than the pool's largest run has ({})", super::largest()),
             "use Mapping::anonymous, or raise RLIMIT_AS before the pool is first used",
         );
     }
     Error::new(
         ErrorKind::OutOfMemory,
         call,
-        format!(
+        text!(
             "there is no run for {size} bytes: no addresses, or the kernel refuses to map more, or mprotect"
         ),
         "free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count",

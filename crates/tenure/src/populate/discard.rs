@@ -8,6 +8,7 @@ use crate::os::maps::{self, Described};
 use crate::os::mlock::{self, Seen};
 use crate::os::{advise, smaps};
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use crate::tracking::raw::is_marked;
 use rustix::io::Errno;
 
@@ -52,11 +53,11 @@ use rustix::io::Errno;
 pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
     let call = "discard";
     let range = PageRange::check(call, addr, len)?;
-    let error = |kind, why: String, remedy: &'static str| {
+    let error = |kind, why: Text, remedy: &'static str| {
         Error::new(kind, call, why, remedy).on(range.start, len)
     };
     if is_marked(range) {
-        let why = "part of it is volatile, and its pages may be offered".to_owned();
+        let why = "part of it is volatile, and its pages may be offered".into();
         return Err(error(ErrorKind::IsVolatile, why, "unmark or forget it first"));
     }
     let found = maps::describe(range).map_err(|errno| {
@@ -75,7 +76,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         at = end;
     }
     if at < range.end {
-        let why = format!("nothing is mapped at {at:#x}");
+        let why = text!("nothing is mapped at {at:#x}");
         return Err(error(ErrorKind::NotMapped, why, "discard only what is mapped"));
     }
     for (part, way) in &parts {
@@ -109,30 +110,29 @@ enum Way {
 fn way(
     described: &Described,
     part: PageRange,
-) -> std::result::Result<Way, (ErrorKind, String, &'static str)> {
+) -> std::result::Result<Way, (ErrorKind, Text, &'static str)> {
     let backing = Backing::of(described);
     let start = part.start;
     if matches!(backing, Backing::Secret | Backing::Special) {
-        let why = format!("at {start:#x} is a {backing}, whose pages cannot be given back");
+        let why = text!("at {start:#x} is a {backing}, whose pages cannot be given back");
         return Err((ErrorKind::WrongMapping, why, "leave it out"));
     }
     if backing == Backing::HugeTlb
         && (start % described.page_size != 0 || part.end % described.page_size != 0)
     {
-        let why = format!("at {start:#x} is part of a huge page of {} bytes", described.page_size);
+        let why = text!("at {start:#x} is part of a huge page of {} bytes", described.page_size);
         return Err((ErrorKind::BadRange, why, "discard whole huge pages"));
     }
     if !described.mapping.shared {
         return Ok(Way::Drop);
     }
     if matches!(backing, Backing::File(_)) {
-        let why =
-            format!("at {start:#x} is a {backing} mapped shared: discarding it loses its data");
+        let why = text!("at {start:#x} is a {backing} mapped shared: discarding it loses its data");
         let remedy = "punch the hole by fallocate(FALLOC_FL_PUNCH_HOLE) if that is meant";
         return Err((ErrorKind::WrongMapping, why, remedy));
     }
     if !described.mapping.writable {
-        let why = format!("the shared memory at {start:#x} is mapped read-only");
+        let why = text!("the shared memory at {start:#x} is mapped read-only");
         return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
     }
     Ok(Way::Remove)
@@ -170,17 +170,14 @@ fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error 
         of_pool |= entry.has("ht");
     });
     let error = if errno == Errno::INVAL && of_pool && !locked && matches!(way, Way::Drop) {
-        let why = format!("this kernel discards no huge pages of a pool ({:#x})", part.start);
+        let why = text!("this kernel discards no huge pages of a pool ({:#x})", part.start);
         let remedy = "unmap them, or use Linux 5.18 or later";
         Error::new(ErrorKind::Unsupported, "discard", why, remedy)
     } else if errno == Errno::INVAL && locked {
         Error::new(
             ErrorKind::Locked,
             "discard",
-            format!(
-                "the memory at {:#x} is locked, and the kernel discards none of it",
-                part.start
-            ),
+            text!("the memory at {:#x} is locked, and the kernel discards none of it", part.start),
             match way {
                 Way::Drop => "unlock it first, or use Linux 5.18 or later",
                 Way::Remove => "unlock it first: every kernel keeps locked shared memory",

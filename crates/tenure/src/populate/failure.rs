@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::os::smaps::{self, Entry};
 use crate::os::{files, internal, page_size, pagemap};
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fmt;
@@ -77,13 +78,13 @@ impl From<Failed> for std::io::Error {
 }
 
 pub(super) fn cancelled(call: &'static str, plan: &Plan, report: &Report) -> Error {
-    let why = format!("it was cancelled after {} ms", report.elapsed.as_millis());
+    let why = text!("it was cancelled after {} ms", report.elapsed.as_millis());
     let remedy = "to continue, populate from the first missing page on";
     Error::new(ErrorKind::Cancelled, call, why, remedy).on(plan.start, plan.len)
 }
 
 pub(super) fn timed_out(call: &'static str, plan: &Plan, report: &Report) -> Error {
-    let why = format!("its deadline passed after {} ms", report.elapsed.as_millis());
+    let why = text!("its deadline passed after {} ms", report.elapsed.as_millis());
     let remedy = "to continue, populate from the first missing page on, or give it more time";
     Error::new(ErrorKind::TimedOut, call, why, remedy).on(plan.start, plan.len)
 }
@@ -97,20 +98,19 @@ pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
     let (kind, why, remedy) = match &entry {
         None if looked.is_err() => cause(
             ErrorKind::System,
-            format!(
+            text!(
                 "{} failed: {}; /proc/self/smaps, which shows the cause, cannot be read",
-                fault.step, fault.errno
+                fault.step,
+                fault.errno
             ),
             "mount /proc, and keep the process dumpable",
         ),
-        None => (
-            ErrorKind::NotMapped,
-            "nothing is mapped there".to_owned(),
-            "populate only what is mapped".into(),
-        ),
+        None => {
+            cause(ErrorKind::NotMapped, "nothing is mapped there", "populate only what is mapped")
+        }
         Some(entry) => of_mapping(plan, fault, entry),
     };
-    let error = Error::new(kind, call, format!("at {:#x}: {why}", fault.page), remedy);
+    let error = Error::new(kind, call, text!("at {:#x}: {why}", fault.page), remedy);
     let error = match kind {
         ErrorKind::System => error.with_errno(fault.errno.raw_os_error()),
         _ => error,
@@ -118,9 +118,9 @@ pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
     error.on(plan.start, plan.len)
 }
 
-type Cause = (ErrorKind, String, String);
+type Cause = (ErrorKind, Text, Text);
 
-fn cause(kind: ErrorKind, why: impl Into<String>, remedy: impl Into<String>) -> Cause {
+fn cause(kind: ErrorKind, why: impl Into<Text>, remedy: impl Into<Text>) -> Cause {
     (kind, why.into(), remedy.into())
 }
 
@@ -152,8 +152,8 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
         let (verb, flag) = if write { ("written", "PROT_WRITE") } else { ("read", "PROT_READ") };
         return cause(
             ErrorKind::NoAccess,
-            format!("the mapping may not be {verb}"),
-            format!("mprotect it with {flag}, or populate for the other access"),
+            text!("the mapping may not be {verb}"),
+            text!("mprotect it with {flag}, or populate for the other access"),
         );
     }
     match fault.errno {
@@ -162,7 +162,7 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
         Errno::FAULT => no_backing(plan, fault, entry),
         errno => cause(
             ErrorKind::System,
-            format!("{} failed: {errno}", fault.step),
+            text!("{} failed: {errno}", fault.step),
             "run `tenure doctor` to see the features of this kernel",
         ),
     }
@@ -197,7 +197,7 @@ fn no_backing(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     {
         return cause(
             ErrorKind::NoBacking,
-            format!("the page lies past the end of its file, at {offset} of {size} bytes"),
+            text!("the page lies past the end of its file, at {offset} of {size} bytes"),
             "populate only up to the file's end, or extend the file",
         );
     }
@@ -207,12 +207,12 @@ fn no_backing(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     match size {
         Some(_) => cause(
             ErrorKind::NoBacking,
-            format!("the kernel could not give the file's page at {offset}: an error of its disk or file system"),
+            text!("the kernel could not give the file's page at {offset}: an error of its disk or file system"),
             "see the kernel log (dmesg), and check the disk",
         ),
         None => cause(
             ErrorKind::NoBacking,
-            format!("nothing backs the page: its file ends before {offset}, or its file system is full"),
+            text!("nothing backs the page: its file ends before {offset}, or its file system is full"),
             "pass the file with Populate::file to know which",
         ),
     }
@@ -236,7 +236,7 @@ fn no_space(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     if entry.page_size > page_size() {
         return cause(
             ErrorKind::NoSpace,
-            format!(
+            text!(
                 "the pool of huge pages of {} KiB (or the hugetlb cgroup's share) is used up",
                 entry.page_size >> 10
             ),
@@ -246,12 +246,12 @@ fn no_space(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
     match backing {
         Some(Backing::Tmpfs) => cause(
             ErrorKind::NoSpace,
-            format!("the tmpfs of {} is full", entry.name),
+            text!("the tmpfs of {} is full", entry.name),
             "free room in it, or raise it: mount -o remount,size=",
         ),
         _ => cause(
             ErrorKind::NoSpace,
-            format!(
+            text!(
                 "the file system of {} is full{}",
                 if entry.name.is_empty() { "its file" } else { &entry.name },
                 if fault.errno == Errno::DQUOT { " for this user (quota)" } else { "" },

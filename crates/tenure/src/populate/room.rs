@@ -11,6 +11,7 @@ use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::smaps;
 use crate::os::{memory_group, room_now};
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use rustix::fd::AsFd;
 use std::fmt;
 
@@ -181,21 +182,21 @@ pub(super) fn insist(call: &'static str, asked: &Populate, range: PageRange) -> 
         Limiting::FileSystem(_) => (ErrorKind::NoSpace, "populate less, or free room on it"),
         Limiting::HugePages(_) => (ErrorKind::NoSpace, "populate less, or raise vm.nr_hugepages"),
     };
-    Err(Error::new(kind, call, format!("it would not fit: {room}"), remedy)
+    Err(Error::new(kind, call, text!("it would not fit: {room}"), remedy)
         .on(range.start, range.len()))
 }
 
 /// Returns the cause of an `ENOMEM` for a mapped page.
-pub(super) fn no_memory() -> (ErrorKind, String, String) {
+pub(super) fn no_memory() -> (ErrorKind, Text, Text) {
     let group = memory_group::own_group();
     let machine = room_now::room(None).free;
     let with_group = room_now::room(group.as_ref()).free;
     let why = match group {
-        Some(group) if with_group < machine => format!(
+        Some(group) if with_group < machine => text!(
             "the memory cgroup {} has room for {with_group} bytes more, and the kernel found none to reclaim",
             group.path.display()
         ),
-        _ => format!("the kernel found no memory ({machine} bytes are available, by its own count)"),
+        _ => text!("the kernel found no memory ({machine} bytes are available, by its own count)"),
     };
     let remedy = "populate less, free memory, or raise the cgroup's limit";
     (ErrorKind::OutOfMemory, why, remedy.into())

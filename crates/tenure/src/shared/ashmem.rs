@@ -30,6 +30,7 @@ use super::{list, service};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::os::shared_file::{file_of, open_again, SharedFile};
+use crate::text::text;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{fcntl_getfl, OFlags};
 use rustix::io::{dup3, fcntl_getfd, pread, DupFlags, Errno, FdFlags};
@@ -256,7 +257,7 @@ fn pages(call: &'static str, region: &Region, offset: usize, len: usize) -> Resu
             Ok(offset / page..end / page)
         }
         _ => {
-            let why = format!("{len} bytes from {offset} on are no whole pages of {data} bytes");
+            let why = text!("{len} bytes from {offset} on are no whole pages of {data} bytes");
             let remedy = "pass multiples of the page size within the region";
             Err(Error::new(ErrorKind::BadRange, call, why, remedy))
         }

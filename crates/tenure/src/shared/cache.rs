@@ -18,6 +18,7 @@ use super::{evict, purge};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{memory_group, room_now};
 use crate::sync::{AtomicU64, Ordering};
+use crate::text::text;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Deref;
@@ -189,7 +190,7 @@ impl SharedCacheBuilder {
             .unwrap_or_else(|| (most / 64).max(1).next_power_of_two().clamp(64 << 10, 1 << 20));
         let chunks = most.div_ceil(chunk.max(1));
         if !index::is_possible(chunks, chunk) {
-            let why = format!("{most} bytes are {chunks} chunks of {chunk} bytes");
+            let why = text!("{most} bytes are {chunks} chunks of {chunk} bytes");
             let remedy = "choose sizes that make 4 to 4 million chunks of at least 16 KiB";
             return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
         }
@@ -357,7 +358,7 @@ impl SharedCache {
         value: &[u8],
     ) -> Result<SharedValue<'_>> {
         if key.len().saturating_add(value.len()) > self.longest() {
-            let why = format!("{} bytes do not fit a chunk", key.len().saturating_add(value.len()));
+            let why = text!("{} bytes do not fit a chunk", key.len().saturating_add(value.len()));
             let remedy = "make the cache with larger chunks (chunk_size())";
             return Err(Error::new(ErrorKind::BadRange, call, why, remedy));
         }

@@ -5,6 +5,7 @@ use super::chunk::PINS_AT;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os;
 use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
+use crate::text::{text, Text};
 
 /// "tenure" and the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x04");
@@ -104,26 +105,25 @@ impl Shape {
     /// `EINVAL`: these sizes are not possible.
     pub fn new(call: &'static str, len: usize, chunk: usize, slots: u32) -> Result<Shape> {
         let page = os::page_size();
-        let bad = |why: String, remedy: &'static str| {
+        let bad = |why: Text, remedy: &'static str| {
             Err(Error::new(ErrorKind::BadRange, call, why, remedy))
         };
         if len == 0 || len > 1 << 46 {
-            return bad(format!("the length is {len}"), "ask for 1 byte to 64 TiB");
+            return bad(text!("the length is {len}"), "ask for 1 byte to 64 TiB");
         }
         if !chunk.is_power_of_two() || chunk < page || chunk > 1 << 30 {
-            let why =
-                format!("a chunk of {chunk} bytes is not a power of two from a page to 1 GiB");
+            let why = text!("a chunk of {chunk} bytes is not a power of two from a page to 1 GiB");
             return bad(why, "pass 65536, for instance");
         }
         if slots == 0 || slots > MOST_SLOTS {
             let why =
-                format!("the number of processes is {slots}, and must be from 1 to {MOST_SLOTS}");
+                text!("the number of processes is {slots}, and must be from 1 to {MOST_SLOTS}");
             return bad(why, "pass the number of processes that may have it open at a time");
         }
         let data = len.div_ceil(chunk) * chunk;
         let chunks = len.div_ceil(chunk);
         if chunks > MOST_CHUNKS {
-            let why = format!("{len} bytes are {chunks} chunks of {chunk} bytes");
+            let why = text!("{len} bytes are {chunks} chunks of {chunk} bytes");
             return bad(why, "take larger chunks: there may be 4,194,304");
         }
         // A record has cache lines of its own, and none lies in two pages: a read of a record that

@@ -15,6 +15,7 @@ use crate::os::shared_file::SharedFile;
 use crate::os::signal::Blocked;
 use crate::runtime::fork;
 use crate::sync::Ordering;
+use crate::text::text;
 use crate::tracking::settings::Priority;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ops::Range;
@@ -203,7 +204,7 @@ impl SharedVolatile {
         if chunk < self.chunks() {
             return Ok(());
         }
-        let why = format!("chunk {chunk} is none: there are {}", self.chunks());
+        let why = text!("chunk {chunk} is none: there are {}", self.chunks());
         Err(Error::new(ErrorKind::BadRange, call, why, "pass 0 to chunks() - 1"))
     }
 
@@ -390,7 +391,7 @@ impl SharedVolatile {
         }
         let found = self.region.pin(call, chunk, false)?;
         let busy = |why: &'static str| {
-            Error::new(ErrorKind::Busy, call, format!("chunk {chunk} {why}"), "try again later")
+            Error::new(ErrorKind::Busy, call, text!("chunk {chunk} {why}"), "try again later")
         };
         // Ends the pin, unless the maker takes it over.
         let pinned = SharedPin::of(&self.region, chunk, found).and_then(SharedPin::intact);

@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::signal::Blocked;
 use crate::os::{generation, populate};
 use crate::runtime::refills::RefillError;
+use crate::text::text;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
@@ -177,7 +178,7 @@ impl<'a> SharedPin<'a> {
             return provide(call, region, chunk, was, maker).map(SharedPin::ToMake);
         }
         SharedPin::of(region, chunk, found).ok_or_else(|| {
-            let why = format!("chunk {chunk} is gone, and the memory is open to read only");
+            let why = text!("chunk {chunk} is gone, and the memory is open to read only");
             let remedy = "call read(), and let a process that may write make it";
             Error::new(ErrorKind::NoAccess, call, why, remedy)
         })
@@ -297,7 +298,7 @@ fn make_by<'a>(
 }
 
 fn made_by_itself(call: &'static str, chunk: usize) -> Error {
-    let why = format!("chunk {chunk} is made by this thread");
+    let why = text!("chunk {chunk} is made by this thread");
     let remedy = "let the refill function write only the bytes that it gets";
     Error::new(ErrorKind::Deadlock, call, why, remedy)
 }
@@ -396,7 +397,7 @@ impl<'a> Maker<'a> {
         if mine {
             return Ok(made);
         }
-        let why = format!("the parent of this process makes chunk {}", made.number());
+        let why = text!("the parent of this process makes chunk {}", made.number());
         let remedy = "in a child that was forked meanwhile, pin the chunk anew";
         Err(Error::new(ErrorKind::Busy, call, why, remedy))
     }
@@ -525,7 +526,7 @@ impl<'a> BeingMade<'a> {
                 }
             }
             if until.is_some_and(|until| Instant::now() >= until) {
-                let why = format!("chunk {chunk} is still being made");
+                let why = text!("chunk {chunk} is still being made");
                 return Err(Error::new(
                     ErrorKind::TimedOut,
                     call,

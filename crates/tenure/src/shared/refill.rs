@@ -17,6 +17,7 @@ use crate::os::shared_file::punch;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::runtime::fork;
+use crate::text::text;
 use crate::tracking::detection::{self, Kind};
 use crate::tracking::with_descriptors;
 use rustix::io::Errno;
@@ -34,7 +35,7 @@ pub(super) fn fill(
 ) -> Result<()> {
     let mut bytes = Mapping::anonymous(region.shape.chunk)?;
     make(bytes.as_mut_slice()).map_err(|cause| {
-        let why = format!("the refill of chunk {chunk} failed: {cause}");
+        let why = text!("the refill of chunk {chunk} failed: {cause}");
         Error::new(ErrorKind::RefillFailed, call, why, "the next pin tries again")
     })?;
     // The function may have made a child without fork handlers.
@@ -93,7 +94,7 @@ fn place(region: &Region, chunk: usize, bytes: &[u8]) -> std::result::Result<(),
 
 /// Returns the error if the chunk is gone and this process cannot make it.
 pub(super) fn no_function(call: &'static str, chunk: usize) -> Error {
-    let why = format!("chunk {chunk} is gone, and this process has no refill function");
+    let why = text!("chunk {chunk} is gone, and this process has no refill function");
     Error::new(ErrorKind::NoAccess, call, why, "set one (set_refill), or call get_or_make")
 }
 

@@ -14,6 +14,7 @@ use crate::os::life_lock::LifeLock;
 use crate::os::signal::Blocked;
 use crate::runtime::fork;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::text::text;
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
 
@@ -73,8 +74,7 @@ impl Slots {
         let taken = LifeLock::take(&memory.file, slots)
             .map_err(|errno| Error::system(call, "opening the file anew through /proc", errno))?;
         let Some((life, number)) = taken else {
-            let why =
-                format!("{slots} processes have the memory open, as many as its maker allowed");
+            let why = text!("{slots} processes have the memory open, as many as its maker allowed");
             return Err(Error::new(ErrorKind::TooMany, call, why, "allow more (processes())"));
         };
         life.only_here();

@@ -10,6 +10,7 @@ use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use crate::runtime::turn::Attempt;
 use crate::runtime::{budget, fork};
+use crate::text::text;
 use crate::tracking::detection::{self, Kind};
 use crate::tracking::{touched, with_descriptors};
 use rustix::io::Errno;
@@ -65,13 +66,13 @@ impl RefillFailure {
             RefillFailure::Function(cause) => Error::new(
                 ErrorKind::RefillFailed,
                 call,
-                format!("the refill failed: {cause}"),
+                text!("the refill failed: {cause}"),
                 "the next pin tries again",
             ),
             RefillFailure::NoRoom { needed, free } => Error::new(
                 ErrorKind::OutOfMemory,
                 call,
-                format!(
+                text!(
                     "the refill makes the whole object, {needed} bytes, beside itself, and {free} are free"
                 ),
                 "make it in pieces, with Refill::pages",

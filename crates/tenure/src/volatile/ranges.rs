@@ -6,6 +6,7 @@ use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::Unfit;
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use crate::tracking::list::List;
 use crate::tracking::raw::{self, Unmarkable};
 use crate::tracking::settings::{purge_always, Priority};
@@ -390,11 +391,11 @@ pub fn is_volatile(addr: *const u8, len: usize) -> bool {
 
 /// Returns the error for a failed check.
 fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
-    let error = |kind, why: String, remedy: &'static str| Error::new(kind, call, why, remedy);
+    let error = |kind, why: Text, remedy: &'static str| Error::new(kind, call, why, remedy);
     match unfit {
         Unfit::Hole(at) => error(
             ErrorKind::NotMapped,
-            format!("nothing is mapped at {at:#x}"),
+            text!("nothing is mapped at {at:#x}"),
             "pass only mapped memory",
         ),
         Unfit::Locked => error(
@@ -404,17 +405,17 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
         ),
         Unfit::Shared(at) => error(
             ErrorKind::WrongMapping,
-            format!("the memory at {at:#x} is mapped shared, and the kernel discards private anonymous memory only"),
+            text!("the memory at {at:#x} is mapped shared, and the kernel discards private anonymous memory only"),
             "use MAP_PRIVATE|MAP_ANONYMOUS memory",
         ),
         Unfit::File(at, inode) => error(
             ErrorKind::WrongMapping,
-            format!("the memory at {at:#x} belongs to a file, memfd or device (inode {inode})"),
+            text!("the memory at {at:#x} belongs to a file, memfd or device (inode {inode})"),
             "use MAP_PRIVATE|MAP_ANONYMOUS memory; the kernel discards file pages by itself",
         ),
         Unfit::Protection(at) => error(
             ErrorKind::WrongMapping,
-            format!("the memory at {at:#x} is not both readable and writable"),
+            text!("the memory at {at:#x} is not both readable and writable"),
             "mprotect it to PROT_READ|PROT_WRITE first",
         ),
         Unfit::Unknown(errno) => {

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::signal::{self, Touches};
 use crate::os::{page_size, populate};
 use crate::range::PageRange;
+use crate::text::text;
 use crate::tracking::backpressure;
 use crate::tracking::touched::{self, look_at, Standing};
 use std::cell::Cell;
@@ -61,7 +62,7 @@ impl Purged {
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
         let call = "Purged::fill";
         if bytes.len() != page_size() {
-            let why = format!("{} bytes are not a page of {}", bytes.len(), page_size());
+            let why = text!("{} bytes are not a page of {}", bytes.len(), page_size());
             return Err(Error::new(ErrorKind::BadRange, call, why, "pass the whole page's bytes"));
         }
         touched::fill_page(self.page, bytes)
