@@ -196,7 +196,7 @@ pub unsafe extern "C" fn tenure_lock_explain(
         }
         crate::report::note(
             "tenure_lock_explain",
-            &Failure::new(libc::ENOMEM, format_args!("{found}")),
+            Failure::new(libc::ENOMEM, format_args!("{found}")),
         );
         Ok(1)
     })

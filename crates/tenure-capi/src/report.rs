@@ -101,7 +101,7 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
     let body = unsafe { ManuallyDrop::take(&mut work.body) };
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => work.result = result,
-        Ok(Err(failure)) => record(work.call, &failure),
+        Ok(Err(failure)) => record(work.call, failure),
         Err(panic) => {
             let text = panic
                 .downcast_ref::<String>()
@@ -111,7 +111,7 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
             let text = Text::from(format_args!(
                 "a bug inside tenure: it panicked: {text}; please report it"
             ));
-            record(work.call, &Failure::new(libc::EIO, text));
+            record(work.call, Failure::new(libc::EIO, text));
             // The drop of the payload may panic as well.
             std::mem::forget(panic);
         }
@@ -119,31 +119,32 @@ extern "C" fn caught<T, F: FnOnce() -> Outcome<T>>(work: &mut Work<T, F>) {
 }
 
 /// Leaves a sentence for `tenure_last_error` behind a call that succeeds.
-pub(crate) fn note(call: &str, failure: &Failure) {
+pub(crate) fn note(call: &str, failure: Failure) {
     record(call, failure);
 }
 
 #[cold]
-fn record(call: &str, failure: &Failure) {
-    if !failure.text.as_str().is_empty() {
-        keep_sentence(call, failure);
+fn record(call: &str, Failure { errno, text }: Failure) {
+    if !text.as_str().is_empty() {
+        keep_sentence(call, text.as_str());
     }
+    drop(text);
     // This comes last, because the allocator may change errno.
-    set_errno(failure.errno);
+    set_errno(errno);
 }
 
-fn keep_sentence(call: &str, failure: &Failure) {
-    let text = Text::from(format_args!("{call}: {}", failure.text));
-    let text = text.as_str();
+fn keep_sentence(call: &str, text: &str) {
+    let parts = [call, ": ", text];
+    let len = parts.iter().map(|part| part.len()).sum::<usize>() + 1;
     // While the thread's variables are being destroyed, only errno can report the failure.
     let _ = LAST.try_with(|last| {
         let Ok(mut last) = last.try_borrow_mut() else { return };
         last.clear();
         // Without memory there is no sentence, and not the one of an earlier failure.
-        if last.try_reserve(text.len() + 1).is_ok() {
+        if last.try_reserve(len).is_ok() {
             // A callback's text may contain zero bytes, which would end the C string.
-            last.extend(text.bytes().filter(|byte| *byte != 0));
-            last.push(0);
+            let bytes = parts.into_iter().flat_map(str::bytes);
+            last.extend(bytes.filter(|byte| *byte != 0).chain([0]));
         }
     });
 }

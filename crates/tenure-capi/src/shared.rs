@@ -10,6 +10,7 @@ use libc::{c_int, c_uchar, c_uint, c_void};
 use std::mem::{forget, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
+use tenure_core::launcher::Words;
 use tenure_core::shared::{receive, send, Before, SharedPin, SharedVolatile};
 
 /// The state of a chunk that is pinned: every byte is as its maker left it.
@@ -115,7 +116,8 @@ fn copy_of(fd: c_int) -> Outcome<OwnedFd> {
     let descriptor = unsafe { descriptor(fd)? };
     descriptor.try_clone_to_owned().map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EBADF);
-        Failure::new(errno, format_args!("descriptor {fd} could not be copied: {error}"))
+        let words = Words::from_raw_os_error(errno);
+        Failure::new(errno, format_args!("descriptor {fd} could not be copied: {words}"))
     })
 }
 

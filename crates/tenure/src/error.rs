@@ -1,6 +1,6 @@
 //! Errors: the call that failed, its range, the cause, and a remedy.
 
-use crate::text::{text, Text};
+use crate::text::{text, Text, Words};
 use std::fmt;
 use std::io;
 
@@ -139,7 +139,7 @@ impl Error {
             }
             _ => (ErrorKind::System, "run `tenure doctor` to see the features of this kernel"),
         };
-        Error::new(kind, call, text!("{syscall} failed: {errno}"), remedy)
+        Error::new(kind, call, text!("{syscall} failed: {}", Words(errno)), remedy)
             .with_errno(errno.raw_os_error())
     }
 

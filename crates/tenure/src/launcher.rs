@@ -4,7 +4,7 @@
 
 pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;
-pub use crate::text::Text;
+pub use crate::text::{Text, Words};
 
 use crate::os::{limits, room_now};
 use crate::runtime::fork;

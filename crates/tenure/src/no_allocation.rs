@@ -81,7 +81,8 @@ mod tests {
     use crate::lock::{self, When};
     use crate::os::page_size;
     use crate::volatile::{self, Volatile};
-    use crate::{Cache, ErrorKind, Mapping};
+    use crate::{Cache, Error, ErrorKind, Mapping};
+    use rustix::io::Errno;
     use rustix::thread::gettid;
     use std::sync::atomic::Ordering;
     use tenure_testkit::{in_child, this_test};
@@ -179,11 +180,16 @@ mod tests {
             REFUSES_THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
             let short = marks();
             let copy = wordy[1].clone();
+            let system = Error::system("call", "open", Errno::NFILE);
             REFUSES_THREAD.store(0, Ordering::Relaxed);
             assert_eq!(short[0].kind(), ErrorKind::Locked);
             let short = short[1].to_string();
             assert!(short.contains("there is no memory for the details; "), "{short}");
             assert_eq!(copy.to_string(), short);
+            assert!(system.to_string().starts_with("call: there is no memory for the details; "));
+            let cause = Error::system("call", "open", Errno::NFILE).to_string();
+            let words = std::io::Error::from(Errno::NFILE);
+            assert!(cause.starts_with(&format!("call: open failed: {words}; ")), "{cause}");
             assert!(wordy[1].to_string().contains("not a multiple"), "{}", wordy[1]);
         });
     }

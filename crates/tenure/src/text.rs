@@ -1,11 +1,15 @@
 //! The words of an error. They never end the process for lack of memory, as `format!` does: most
 //! errors are made where memory is scarce.
 
+#![allow(unsafe_code, reason = "asks the C library for the words of an errno")]
+
+use rustix::io::Errno;
 use std::borrow::Cow;
+use std::ffi::{c_char, CStr};
 use std::fmt;
 
 /// A sentence. Where there is no memory for it, a shorter one.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub struct Text(Cow<'static, str>);
 
 /// Makes a [`Text`] as `format!` makes a `String`.
@@ -29,20 +33,28 @@ impl From<&'static str> for Text {
 
 impl From<fmt::Arguments<'_>> for Text {
     fn from(parts: fmt::Arguments<'_>) -> Text {
-        struct Careful(String);
+        struct Careful {
+            text: String,
+            has_memory: bool,
+        }
 
         impl fmt::Write for Careful {
             fn write_str(&mut self, more: &str) -> fmt::Result {
-                self.0.try_reserve(more.len()).map_err(|_| fmt::Error)?;
-                self.0.push_str(more);
+                self.has_memory = self.text.try_reserve(more.len()).is_ok();
+                if !self.has_memory {
+                    return Err(fmt::Error);
+                }
+                self.text.push_str(more);
                 Ok(())
             }
         }
 
-        let mut careful = Careful(String::new());
-        match fmt::write(&mut careful, parts) {
-            Ok(()) => Text(Cow::Owned(careful.0)),
-            Err(_) => Text::from("there is no memory for the details"),
+        let mut careful = Careful { text: String::new(), has_memory: true };
+        // A part may be of the program's type, which may fail to show itself: then it is cut off.
+        let _ = fmt::write(&mut careful, parts);
+        match careful.has_memory {
+            true => Text(Cow::Owned(careful.text)),
+            false => Text::from("there is no memory for the details"),
         }
     }
 }
@@ -56,8 +68,42 @@ impl Clone for Text {
     }
 }
 
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
 impl fmt::Display for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// An `errno` in the words of the C library, as [`std::io::Error`] shows it, which allocates.
+pub struct Words(pub Errno);
+
+impl Words {
+    /// For a C library's number.
+    pub fn from_raw_os_error(errno: i32) -> Words {
+        Words(Errno::from_raw_os_error(errno))
+    }
+}
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let errno = self.0.raw_os_error();
+        let mut buffer = [0 as c_char; 128];
+        // SAFETY: the function writes to no more bytes than the buffer has, and ends them with a zero.
+        let known = unsafe { libc::strerror_r(errno, buffer.as_mut_ptr(), buffer.len()) } == 0;
+        // SAFETY: the last byte is a zero, whatever the function has written.
+        let words = unsafe {
+            buffer[buffer.len() - 1] = 0;
+            CStr::from_ptr(buffer.as_ptr())
+        };
+        match words.to_str() {
+            Ok(words) if known => write!(f, "{words} (os error {errno})"),
+            _ => write!(f, "os error {errno}"),
+        }
     }
 }

@@ -81,9 +81,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if interrupted.is_set() {
             break;
         }
-        let outcome = run_way(args, &common, &way, &pieces, &mut live)?;
+        let outcome = run_way(args, &common, &way, &pieces, &mut live);
         // Half of a way says nothing.
-        outcomes.extend((!interrupted.is_set()).then_some(outcome));
+        if !interrupted.is_set() {
+            outcomes.push(outcome?);
+        }
     }
     if !interrupted.is_set() {
         print(args, &enforcement, &pieces, &outcomes)?;

@@ -146,9 +146,13 @@ pub fn expect<T>(
     })
 }
 
-/// Ctrl-C reaches all processes of the terminal. It is for the demo, which ends the others.
+/// Ctrl-C and the terminal's end reach all processes of the terminal. They are for the demo, which
+/// ends the others.
 pub fn ignore_interrupts() -> io::Result<()> {
-    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
+    use signal_hook::consts::{SIGHUP, SIGINT};
+    for signal in [SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -136,10 +137,13 @@ fn ended_by_a_signal(signal: Signal) {
     let group = or_skip!(MemoryCgroup::create("demo_test", LIMIT));
     let place = group.path().parent().expect("not the root").to_owned();
     let dir = tempfile::tempdir().expect("a directory");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+    // The tests may run where SIGHUP is ignored (nohup), and then tenure ignores it, too.
+    let mut child = Command::new("env")
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_tenure")])
         .args(["demo", "--seconds", "60", "--level", "1", "--limit", &LIMIT.to_string()])
         .args(["--svg".as_ref(), dir.path().join("demo.svg").as_os_str()])
         .stderr(std::process::Stdio::null())
+        .process_group(0)
         .spawn()
         .expect("the program starts");
     let id = child.id();
@@ -165,7 +169,8 @@ fn ended_by_a_signal(signal: Signal) {
         std::thread::sleep(Duration::from_millis(50));
     };
     let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a pid");
-    rustix::process::kill_process(pid, signal).expect("it runs");
+    // A terminal sends it to all of them.
+    rustix::process::kill_process_group(pid, signal).expect("it runs");
     let status = child.wait().expect("it ends");
     assert_eq!(
         std::os::unix::process::ExitStatusExt::signal(&status),

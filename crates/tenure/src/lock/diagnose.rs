@@ -10,7 +10,7 @@ use crate::os::{
     files, internal, limits, maps, memory_group, mlock, page_size, populate, room_now, touch,
 };
 use crate::range::PageRange;
-use crate::text::{text, Text};
+use crate::text::{text, Text, Words};
 use rustix::io::Errno;
 
 /// The error for a range that is not mapped, or that cannot be inspected.
@@ -148,9 +148,10 @@ pub(super) fn not_weakened(
         return Error::system(call, step, errno).on(range.start, range.len());
     }
     let why = text!(
-        "the lock of [{:#x}, {:#x}) could not be changed, {step} failed: {errno}",
+        "the lock of [{:#x}, {:#x}) could not be changed, {step} failed: {}",
         part.start,
-        part.end
+        part.end,
+        Words(errno)
     );
     Error::new(ErrorKind::System, call, why, "free memory and try again")
         .with_errno(errno.raw_os_error())
@@ -191,8 +192,9 @@ pub(super) fn unfilled(call: &'static str, range: PageRange, errno: Errno) -> Er
             None => (
                 ErrorKind::System,
                 text!(
-                    "the kernel could not make all of it resident ({errno}), and the failed page \
-                     is not known: every page that can be tried is resident by now"
+                    "the kernel could not make all of it resident ({}), and the failed page \
+                     is not known: every page that can be tried is resident by now",
+                    Words(errno)
                 ),
                 "try again, or lock on fault",
             ),
@@ -330,8 +332,9 @@ fn no_memory(errno: Errno) -> Cause {
     (
         ErrorKind::OutOfMemory,
         text!(
-            "the kernel could not make all of it resident ({errno}): {} bytes are free of {}, the \
+            "the kernel could not make all of it resident ({}): {} bytes are free of {}, the \
              machine's memory or the tightest memory cgroup's limit",
+            Words(errno),
             room.free,
             room.limit
         ),

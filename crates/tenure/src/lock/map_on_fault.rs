@@ -12,7 +12,7 @@ use crate::os::lock_on_fault::lock_on_fault;
 use crate::os::mlock::{self, Seen};
 use crate::os::{self, maps, raw_map, reserve};
 use crate::range::PageRange;
-use crate::text::text;
+use crate::text::{text, Words};
 use rustix::fd::AsFd;
 
 /// Calls `mmap(2)`: it is [`mmap_on_fault`] without the lock, for callers that choose by a flag.
@@ -50,7 +50,7 @@ pub unsafe fn mmap(
 }
 
 fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno) -> Error {
-    Error::new(ErrorKind::System, call, text!("mmap failed: {errno}"), "see mmap(2)")
+    Error::new(ErrorKind::System, call, text!("mmap failed: {}", Words(errno)), "see mmap(2)")
         .with_errno(errno.raw_os_error())
         .on(start, len)
 }

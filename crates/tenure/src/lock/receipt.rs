@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::smaps;
 use crate::range::PageRange;
-use crate::text::text;
+use crate::text::{text, Words};
 use std::fmt;
 
 /// How a part is locked.
@@ -196,7 +196,7 @@ fn look_at(range: PageRange) -> Result<Receipt> {
     let call = "receipt";
     let failed = |what: &'static str| {
         move |errno: rustix::io::Errno| {
-            let why = text!("{what} could not be read: {errno}");
+            let why = text!("{what} could not be read: {}", Words(errno));
             Error::new(ErrorKind::System, call, why, "mount /proc, and keep the process dumpable")
                 .with_errno(errno.raw_os_error())
                 .on(range.start, range.len())

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::os::smaps::{self, Entry};
 use crate::os::{files, internal, page_size, pagemap};
 use crate::range::PageRange;
-use crate::text::{text, Text};
+use crate::text::{text, Text, Words};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fmt;
@@ -101,7 +101,7 @@ pub(super) fn explain(call: &'static str, plan: &Plan, fault: Fault) -> Error {
             text!(
                 "{} failed: {}; /proc/self/smaps, which shows the cause, cannot be read",
                 fault.step,
-                fault.errno
+                Words(fault.errno)
             ),
             "mount /proc, and keep the process dumpable",
         ),
@@ -162,7 +162,7 @@ fn of_mapping(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
         Errno::FAULT => no_backing(plan, fault, entry),
         errno => cause(
             ErrorKind::System,
-            text!("{} failed: {errno}", fault.step),
+            text!("{} failed: {}", fault.step, Words(errno)),
             "run `tenure doctor` to see the features of this kernel",
         ),
     }
