@@ -265,8 +265,8 @@ impl Drop for MemoryCgroup {
             return;
         }
         // An exiting process keeps its group busy until the kernel has freed its memory, which
-        // takes a while for a few hundred MiB.
-        for _ in 0..200 {
+        // takes a while for a few hundred MiB, and more than 2 s beside other load.
+        for _ in 0..1000 {
             for pid in self.procs() {
                 let _ = fs::write(self.home.join("cgroup.procs"), pid.to_string());
             }
