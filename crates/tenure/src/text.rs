@@ -40,7 +40,8 @@ impl From<fmt::Arguments<'_>> for Text {
 
         impl fmt::Write for Careful {
             fn write_str(&mut self, more: &str) -> fmt::Result {
-                self.has_memory = self.text.try_reserve(more.len()).is_ok();
+                // A part may go on after a failure: a text with a gap would be wrong.
+                self.has_memory &= self.text.try_reserve(more.len()).is_ok();
                 if !self.has_memory {
                     return Err(fmt::Error);
                 }

@@ -11,7 +11,8 @@ use tenure_testkit::{or_skip, skip, sweep, MemoryCgroup};
 const LIMIT: u64 = 96 << 20;
 const STAND_IN_LIMIT: u64 = 192 << 20;
 
-/// Three demos at the same time on two processors would measure only how busy the machine is.
+/// Three demos at the same time on two processors would measure only how busy the machine is. (Those
+/// that a signal ends measure nothing.)
 #[test]
 fn one_after_the_other() {
     under_a_cgroup_the_safe_lru_and_tenure_survive();
