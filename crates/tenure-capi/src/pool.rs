@@ -7,7 +7,6 @@ use crate::sized::{self, Versioned};
 use libc::{c_int, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
-use tenure_core::launcher::Text;
 use tenure_core::pool;
 
 /// Read by tenure_pool_configure. Start from TENURE_POOL_OPTS_INIT.
@@ -99,18 +98,14 @@ fn block(size: usize, align: usize, zeroed: bool) -> Outcome<*mut c_void> {
     }
 }
 
+/// The text is allocated nowhere: the program's `malloc` may be this pool, and ask it again.
 fn refused(size: usize) -> Failure {
-    let largest = pool::largest();
-    let text = if size > largest {
-        Text::from(format_args!(
-            "{size} bytes are more than the pool's largest block has ({largest}); use mmap, or raise \
-             RLIMIT_AS before the pool is first used"
-        ))
+    let text = if size > pool::largest() {
+        "the size is more than the pool's largest block has; use mmap, or raise RLIMIT_AS before the \
+         pool is first used"
     } else {
-        Text::from(format_args!(
-            "there is no block for {size} bytes: no addresses, or the kernel refuses to map more; \
-             free memory, or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
-        ))
+        "there is no block of this size: no addresses, or the kernel refuses to map more; free memory, \
+         or raise RLIMIT_AS, RLIMIT_DATA or vm.max_map_count"
     };
     Failure::new(libc::ENOMEM, text)
 }

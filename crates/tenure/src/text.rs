@@ -102,9 +102,16 @@ impl fmt::Display for Words {
             buffer[buffer.len() - 1] = 0;
             CStr::from_ptr(buffer.as_ptr())
         };
-        match words.to_str() {
-            Ok(words) if known => write!(f, "{words} (os error {errno})"),
-            _ => write!(f, "os error {errno}"),
+        if !known {
+            return write!(f, "os error {errno}");
         }
+        // In the program's locale, which need not be UTF-8.
+        for chunk in words.to_bytes().utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            if !chunk.invalid().is_empty() {
+                f.write_str("\u{fffd}")?;
+            }
+        }
+        write!(f, " (os error {errno})")
     }
 }

@@ -50,6 +50,8 @@ use wire::Plan;
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = args.sizes().map_err(WrongUsage)?;
+    // Before the first cgroup, which a signal would leave behind.
+    let interrupted = interruptible()?;
     let enforcement = Enforcement::choose(args.limit, args.stand_in);
     if let (Enforcement::StandIn { reason }, 2..) = (&enforcement, args.workers) {
         let why =
@@ -62,7 +64,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for file in args.json.iter().chain([&args.svg]) {
         report::can_be_written(file)?;
     }
-    let interrupted = interruptible()?;
     let mut live = Live::new(args.limit);
     live.say(&headline(args, &sizes));
     if let Some(note) = enforcement.note() {
