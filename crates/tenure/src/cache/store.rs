@@ -118,11 +118,6 @@ impl<K, S> Inner<K, S> {
         let found_any = found.is_some();
         if let Some((place, entered)) = found {
             let value = self.read(hash, place, entered, true, &mut Miss::Gone);
-            if let Some(value) = &value {
-                if self.space.policy.samples_use(hash, place.uses()) {
-                    self.space.policy.play(hash, value.len());
-                }
-            }
             if value.is_some() {
                 return value;
             }
@@ -242,7 +237,10 @@ impl<K, S> Inner<K, S> {
         let offset = place.offset();
         if !plain {
             match segment.copy_offered(offset, hash, &self.space.lifetimes) {
-                Copied::Value(value) => return Some(Value::own(value, true)),
+                Copied::Value(value) => {
+                    self.play_use(hash, place, uses, value.len());
+                    return Some(Value::own(value, true));
+                }
                 Copied::Ended => {
                     *miss = Miss::Ended;
                     return None;
@@ -256,6 +254,9 @@ impl<K, S> Inner<K, S> {
         }
         *miss = Miss::Gone;
         let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
+        // Before there is a `Value`: if the call panicked, it would be dropped, so it would be in
+        // memory.
+        self.play_use(hash, place, uses, bytes.len());
         // A value in its own segment keeps no memory but its own.
         let shared = segment.is_shared();
         if shared && (self.space.crowded.load(Ordering::Relaxed) || !pins::take()) {
@@ -263,6 +264,14 @@ impl<K, S> Inner<K, S> {
             return copy(bytes);
         }
         Some(pin.into_value(bytes, shared))
+    }
+
+    /// Plays a use of a value in the policy's trials, if they have its key.
+    #[inline]
+    fn play_use(&self, hash: u32, place: Place, uses: bool, bytes: usize) {
+        if uses && self.space.policy.samples_use(hash, place.uses()) {
+            self.space.policy.play(hash, bytes);
+        }
     }
 
     /// Returns whether a key leads to a value that has not ended.
