@@ -236,8 +236,9 @@ pub enum Threads {
     Never,
 }
 
-/// A thread that does not end within this time is in a long system call.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A thread that does not end within this time is in a long system call. As long as
+/// [`tenure::end_background_threads`] waits.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Ends tenure's threads. When this returns the kernel does not count them any more.
 #[cold]

@@ -185,9 +185,9 @@ pub fn ends_with_the_last_thread() -> bool {
 /// `false`: they have not ended, for one of these reasons.
 /// - An object has a refill function: a thread that touches its purged pages waits for tenure's
 ///   threads. None was ended. Drop such objects first.
-/// - A thread has not ended within a second. It is in a long system call, or its descriptor table
-///   is the program's (Linux before 5.9, `close_range` refused). Then the thread that listens for
-///   memory pressure stays.
+/// - A thread has not ended within five seconds. It is in a long system call.
+/// - The threads' descriptor table is the program's (Linux before 5.9, `close_range` refused). The
+///   thread that listens for memory pressure stays.
 ///
 /// # Cost
 /// 14 ms (the median of 200 calls, each after a new buffer, on Linux 6.18), and the teardown of the

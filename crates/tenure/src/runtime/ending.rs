@@ -4,8 +4,10 @@ use super::lock::assert_none_held;
 use super::{fork, refills, services, worker};
 use std::time::{Duration, Instant};
 
-/// A thread that has not ended within this time is in a long system call.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A thread that has not ended within this time is in a long system call. On a busy machine an end
+/// takes up to 3 s: the thread that listens for pressure closes its source, and for that the kernel
+/// waits for all its readers (RCU).
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Ends all threads, and waits until the kernel no longer counts them. `false`: an object with a
 /// refill function needs them, and none was ended, or one has not ended in time.
