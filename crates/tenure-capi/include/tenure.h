@@ -2406,8 +2406,8 @@ int tenure_end_background_threads(void);
 
 /**
  * Returns this thread's last failure in a sentence: the call, the range, the cause and a remedy.
- * Never NULL; empty if no call of this thread has failed. Valid until the thread's next call that
- * fails, or its end.
+ * Never NULL; empty if no call of this thread has failed. A sentence of more than 2,047 bytes is
+ * cut, and ends with "...". Valid until the thread's next call that fails, or its end.
  */
 const char *tenure_last_error(void);
 

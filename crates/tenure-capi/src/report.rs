@@ -40,10 +40,17 @@ impl From<tenure_core::Error> for Failure {
     }
 }
 
+/// The longest sentence, with its zero byte. A longer one is cut.
+const LONGEST: usize = 2048;
+const CUT: &[u8] = b"...";
+
 thread_local! {
-    /// The last failure's sentence and a zero byte, or nothing.
-    static LAST: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The last failure's sentence and a zero byte, or nothing. It takes no memory, and nothing ends
+    /// it: where glibc finds no memory to note what ends with a thread, it aborts.
+    static LAST: RefCell<[u8; LONGEST]> = const { RefCell::new([0; LONGEST]) };
 }
+
+const _: () = assert!(!std::mem::needs_drop::<RefCell<[u8; LONGEST]>>());
 
 /// Sets `errno`.
 fn set_errno(errno: c_int) {
@@ -134,36 +141,38 @@ fn record(call: &str, Failure { errno, text }: Failure) {
 }
 
 fn keep_sentence(call: &str, text: &str) {
-    let parts = [call, ": ", text];
-    let len = parts.iter().map(|part| part.len()).sum::<usize>() + 1;
-    // While the thread's variables are being destroyed, only errno can report the failure.
-    let _ = LAST.try_with(|last| {
+    LAST.with(|last| {
+        // A handler that interrupts this keeps no sentence.
         let Ok(mut last) = last.try_borrow_mut() else { return };
-        last.clear();
-        // Without memory there is no sentence, and not the one of an earlier failure.
-        if last.try_reserve(len).is_ok() {
-            // A callback's text may contain zero bytes, which would end the C string.
-            let bytes = parts.into_iter().flat_map(str::bytes);
-            last.extend(bytes.filter(|byte| *byte != 0).chain([0]));
+        let mut len = 0;
+        // A callback's text may contain zero bytes, which would end the C string.
+        for byte in [call, ": ", text].into_iter().flat_map(str::bytes).filter(|byte| *byte != 0) {
+            if len == LONGEST - 1 {
+                len -= CUT.len();
+                while last[len] & 0xC0 == 0x80 {
+                    len -= 1; // the rest of a character
+                }
+                last[len..len + CUT.len()].copy_from_slice(CUT);
+                len += CUT.len();
+                break;
+            }
+            last[len] = byte;
+            len += 1;
         }
+        last[len] = 0;
     });
 }
 
 /// Returns this thread's last failure in a sentence: the call, the range, the cause and a remedy.
-/// Never NULL; empty if no call of this thread has failed. Valid until the thread's next call that
-/// fails, or its end.
+/// Never NULL; empty if no call of this thread has failed. A sentence of more than 2,047 bytes is
+/// cut, and ends with "...". Valid until the thread's next call that fails, or its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_last_error() -> *const c_char {
     value("tenure_last_error", c"".as_ptr(), || Ok(sentence()))
 }
 
 fn sentence() -> *const c_char {
-    let none = c"".as_ptr();
-    LAST.try_with(|last| match last.try_borrow() {
-        Ok(text) if !text.is_empty() => text.as_ptr().cast(),
-        _ => none,
-    })
-    .unwrap_or(none)
+    LAST.with(|last| last.as_ptr().cast::<c_char>().cast_const())
 }
 
 /// Returns the version of the library, such as "0.1.0".
@@ -211,5 +220,23 @@ mod tests {
         });
         assert_eq!(there.join().unwrap(), (String::new(), "tenure_there: elsewhere".into()));
         assert_eq!(read(), "tenure_here: inside");
+    }
+
+    /// Of every length around the longest, cut between two characters.
+    #[test]
+    fn a_long_sentence_is_cut() {
+        for extra in 0..20 {
+            let long = "\u{fe}".repeat((LONGEST - 20 + extra) / 2);
+            for text in [format!("{long}x"), format!("x{long}")] {
+                status("tenure_long", || Err(Failure::invalid(format_args!("{text}"))));
+                // SAFETY: the pointer is not NULL, and no call fails before the text is read.
+                let read = unsafe { CStr::from_ptr(tenure_last_error()) }.to_str().unwrap();
+                let whole = format!("tenure_long: {text}");
+                match read.strip_suffix("...") {
+                    Some(part) => assert!(whole.starts_with(part) && read.len() > LONGEST - 3),
+                    None => assert!(read == whole && read.len() < LONGEST),
+                }
+            }
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::ranges::{found, priority, tenure_gone_fn, TENURE_PRIORITY_DEFAULT};
 use crate::report::{pointer, status, value, Failure, Outcome};
 use crate::sized::{self, Versioned};
 use libc::{c_int, c_uint, c_void};
+use std::fmt;
 use std::mem::{forget, size_of};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -126,9 +127,45 @@ impl Callback {
             unsafe { (self.function)(self.arg, offset, bytes.as_mut_ptr().cast(), bytes.len()) };
         match answer {
             0 => Ok(()),
-            _ => Err(format!("the callback returned {answer}").into()),
+            _ => Err(failed(answer)),
         }
     }
+}
+
+/// What a callback returned for a failure.
+#[derive(Debug)]
+struct Returned(c_int);
+
+impl fmt::Display for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the callback returned {}", self.0)
+    }
+}
+
+impl std::error::Error for Returned {}
+
+/// A failure whose value found no memory.
+#[derive(Debug)]
+struct Forgotten;
+
+impl fmt::Display for Forgotten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the callback did not return 0")
+    }
+}
+
+impl std::error::Error for Forgotten {}
+
+/// A callback may fail because there is no memory, and then there is none for its error.
+fn failed(answer: c_int) -> RefillError {
+    let mut place = Vec::new();
+    if place.try_reserve_exact(1).is_err() {
+        return Box::new(Forgotten); // of no size, so it takes no memory
+    }
+    place.push(Returned(answer));
+    let one = Box::into_raw(place.into_boxed_slice()).cast::<Returned>();
+    // SAFETY: the box had exactly one element, so it has the layout of one, and only `one` owns it.
+    unsafe { Box::from_raw(one) }
 }
 
 impl Drop for Callback {

@@ -167,6 +167,7 @@ programs!(
     sizes,
     errors,
     fork,
+    exhausted,
     shortage,
     threads,
     threads_end,
