@@ -325,7 +325,7 @@ static void states_are_restored(void)
 
 int main(int argc, char **argv)
 {
-    unsigned rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 25;
+    unsigned rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 12;
     CHECK(signal(SIGALRM, too_long) != SIG_ERR);
     struct tenure_cache_opts small = TENURE_CACHE_OPTS_INIT;
     /* Asynchronous cancellation ends a thread at the end of a call, before the caller has the

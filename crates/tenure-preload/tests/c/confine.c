@@ -13,7 +13,7 @@ static void work(void) {
     enum { BLOCKS = 40 };
     char *blocks[BLOCKS] = {0};
     size_t lens[BLOCKS] = {0};
-    for (int n = 0; n < 300; n++) {
+    for (int n = sweep(60, 300); n > 0; n--) {
         int i = rand_r(&seed) % BLOCKS;
         if (blocks[i]) {
             CHECK(is_filled(blocks[i], lens[i], i));

@@ -61,7 +61,7 @@ static void work(int rounds) {
 
 int main(int count, char **arguments) {
     int by_prctl = count > 1 && !strcmp(arguments[1], "prctl");
-    work(400);
+    work(sweep(150, 400));
     char *mapped = map(16 * MIB);
     fill(mapped, 16 * MIB, 99);
     /* Probing for filters changes nothing. */
@@ -73,7 +73,7 @@ int main(int count, char **arguments) {
     CHECK(munmap(mapped + 8 * MIB, 8 * MIB) == 0);
     CHECK(is_filled(mapped, 8 * MIB, 99));
     CHECK(munmap(mapped, 8 * MIB) == 0);
-    work(400);
+    work(sweep(150, 400));
     for (int i = 0; i < BLOCKS; i++) {
         CHECK(!blocks[i] || is_filled(blocks[i], lens[i], i));
         free(blocks[i]);

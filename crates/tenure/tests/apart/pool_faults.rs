@@ -201,7 +201,7 @@ fn a_signal_handler_may_change_free_runs() {
         pool::prepare().unwrap();
         under_signals(change_free_runs_in_handler, || {
             let mut random = Random(7);
-            while HANDLED.load(Ordering::Relaxed) < sweep(2_000, 40_000) {
+            while HANDLED.load(Ordering::Relaxed) < sweep(800, 40_000) {
                 let runs = [(); 32].map(|()| take(66_000 << random.below(6)));
                 for run in runs {
                     bytes(run, 1)[0] = 1;

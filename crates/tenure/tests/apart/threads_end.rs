@@ -196,40 +196,33 @@ fn a_child_has_no_threads_to_wait_for() {
 }
 
 /// The background thread is in a long system call, so the end gives up. An object that is made then
-/// keeps its threads. `had_refills`: there was one before, too.
-fn an_end_gives_up(test: &str, had_refills: bool) {
-    promised(test, || {
-        // Before any thread, which then has the filter.
-        let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_FREE)]));
-        needs_userfaultfd!();
-        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
-        let mut offered = Volatile::builder(LEN).pages(PageSize::System).build().unwrap();
-        if had_refills {
-            drop(gone());
-        }
-        // The thread sleeps until there is something to offer.
-        std::thread::sleep(Duration::from_millis(100));
-        hold.arm(LONGEST_END + Duration::from_millis(1100));
-        offered.pin_mut().unwrap().fill(1);
-        assert!(hold.wait_until_held(PATIENCE));
-        assert!(!end_background_threads());
-        let buffer = gone();
-        // The held call ends, and the thread sees what was asked of it.
-        std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(touch(&buffer, 0), 7);
-        drop(buffer);
-        assert!(waited(end_background_threads));
-    });
-}
-
+/// keeps its threads.
 #[test]
 fn an_end_that_gave_up_ends_nothing_later() {
-    an_end_gives_up(this_test!(), false);
-}
-
-#[test]
-fn an_end_that_gave_up_ends_no_thread_for_refills_later() {
-    an_end_gives_up(this_test!(), true);
+    for had_refills in sweep(&[true][..], &[false, true]) {
+        promised(this_test!(), || {
+            // Before any thread, which then has the filter.
+            let hold = or_skip!(Hold::install(&[Call::Madvise(libc::MADV_FREE)]));
+            needs_userfaultfd!();
+            volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+            let mut offered = Volatile::builder(LEN).pages(PageSize::System).build().unwrap();
+            if *had_refills {
+                drop(gone());
+            }
+            // The thread sleeps until there is something to offer.
+            std::thread::sleep(Duration::from_millis(100));
+            hold.arm(LONGEST_END + Duration::from_millis(1100));
+            offered.pin_mut().unwrap().fill(1);
+            assert!(hold.wait_until_held(PATIENCE));
+            assert!(!end_background_threads());
+            let buffer = gone();
+            // The held call ends, and the thread sees what was asked of it.
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(touch(&buffer, 0), 7);
+            drop(buffer);
+            assert!(waited(end_background_threads));
+        });
+    }
 }
 
 #[test]
