@@ -4,7 +4,7 @@
 
 use crate::cancel;
 use libc::{c_char, c_int};
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -45,12 +45,13 @@ const LONGEST: usize = 2048;
 const CUT: &[u8] = b"...";
 
 thread_local! {
-    /// The last failure's sentence and a zero byte, or nothing. It takes no memory, and nothing ends
-    /// it: where glibc finds no memory to note what ends with a thread, it aborts.
-    static LAST: RefCell<[u8; LONGEST]> = const { RefCell::new([0; LONGEST]) };
+    /// The last failure's sentence and a zero byte, or nothing. It takes no memory of malloc's (but
+    /// in a library that dlopen has loaded glibc gives a thread all its variables at the first use),
+    /// and nothing ends it: where glibc finds no memory to note what ends with a thread, it aborts.
+    static LAST: [Cell<u8>; LONGEST] = const { [const { Cell::new(0) }; LONGEST] };
 }
 
-const _: () = assert!(!std::mem::needs_drop::<RefCell<[u8; LONGEST]>>());
+const _: () = assert!(!std::mem::needs_drop::<[Cell<u8>; LONGEST]>());
 
 /// Sets `errno`.
 fn set_errno(errno: c_int) {
@@ -142,24 +143,28 @@ fn record(call: &str, Failure { errno, text }: Failure) {
 
 fn keep_sentence(call: &str, text: &str) {
     LAST.with(|last| {
-        // A handler that interrupts this keeps no sentence.
-        let Ok(mut last) = last.try_borrow_mut() else { return };
-        let mut len = 0;
+        // The first byte comes last: a handler that interrupts this finds no sentence.
+        last[0].set(0);
+        let (mut first, mut len) = (0, 0);
         // A callback's text may contain zero bytes, which would end the C string.
         for byte in [call, ": ", text].into_iter().flat_map(str::bytes).filter(|byte| *byte != 0) {
             if len == LONGEST - 1 {
                 len -= CUT.len();
-                while last[len] & 0xC0 == 0x80 {
+                while last[len].get() & 0xC0 == 0x80 {
                     len -= 1; // the rest of a character
                 }
-                last[len..len + CUT.len()].copy_from_slice(CUT);
+                last[len..].iter().zip(CUT).for_each(|(place, byte)| place.set(*byte));
                 len += CUT.len();
                 break;
             }
-            last[len] = byte;
+            match len {
+                0 => first = byte,
+                _ => last[len].set(byte),
+            }
             len += 1;
         }
-        last[len] = 0;
+        last[len].set(0);
+        last[0].set(first);
     });
 }
 
@@ -172,7 +177,7 @@ pub extern "C" fn tenure_last_error() -> *const c_char {
 }
 
 fn sentence() -> *const c_char {
-    LAST.with(|last| last.as_ptr().cast::<c_char>().cast_const())
+    LAST.with(|last| last.as_ptr().cast())
 }
 
 /// Returns the version of the library, such as "0.1.0".

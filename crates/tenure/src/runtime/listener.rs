@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 struct Listener {
     /// Whether the process has anything that needs it. A forked child has the same.
     is_wanted: AtomicBool,
-    /// Whether the background thread has tried to start it. It ends with the background thread.
+    /// Whether the background thread has tried to start it. It ends with that thread, if it hears the
+    /// thread's bell.
     is_there: AtomicBool,
+    hears_bell: AtomicBool,
     /// The kernel's number of the thread; 0: none yet.
     thread: AtomicI32,
     /// Rung when `thread` is set.
@@ -31,6 +33,7 @@ struct Listener {
 static LISTENER: Listener = Listener {
     is_wanted: AtomicBool::new(false),
     is_there: AtomicBool::new(false),
+    hears_bell: AtomicBool::new(false),
     thread: AtomicI32::new(0),
     known: Event::new(),
     stack: Stack::new(),
@@ -55,6 +58,7 @@ pub(super) fn start(bell: Option<Bell>, mailbox: &'static Mailbox) {
     if is_there() || !LISTENER.is_wanted.load(Ordering::Acquire) {
         return;
     }
+    LISTENER.hears_bell.store(bell.is_some(), Ordering::Release);
     try_to_start(bell, mailbox);
     LISTENER.is_there.store(true, Ordering::Release);
 }
@@ -95,7 +99,10 @@ fn try_to_start(bell: Option<Bell>, mailbox: &'static Mailbox) {
 
 /// The background thread has rung the bell.
 pub(super) fn ends() {
-    LISTENER.is_there.store(false, Ordering::Release);
+    // A thread that an earlier background thread has started without a bell stays.
+    if LISTENER.hears_bell.load(Ordering::Acquire) {
+        LISTENER.is_there.store(false, Ordering::Release);
+    }
 }
 
 /// Waits until the kernel no longer counts the thread. `false`: it has not ended until then.

@@ -225,6 +225,35 @@ fn an_end_that_gave_up_ends_nothing_later() {
     }
 }
 
+/// Whether the kernel counts a thread of tenure's.
+fn any_of_tenures() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    tasks.flatten().any(|task| name(task).is_ok_and(|name| name.starts_with("tenure-")))
+}
+
+/// A thread that listens for pressure, and that cannot be woken, outlives the thread that started
+/// it. Later ends neither wait for it nor say that it has ended.
+#[test]
+fn an_end_says_so_where_the_listening_thread_stays() {
+    promised(this_test!(), || {
+        let started = std::thread::spawn(|| {
+            // tenure's threads inherit the filter.
+            let filter = Filter::new().refuse(Call::Number(libc::SYS_eventfd2), Errno::PERM);
+            or_skip!(filter.install_this_thread());
+            drop(Volatile::new(PAGE).unwrap());
+        });
+        started.join().unwrap();
+        for _ in 0..4 {
+            let began = Instant::now();
+            assert_eq!(end_background_threads(), !any_of_tenures());
+            assert!(began.elapsed() < LONGEST_END, "{:?}", began.elapsed());
+            // From a thread without the filter.
+            drop(Volatile::new(PAGE).unwrap());
+        }
+    });
+}
+
 #[test]
 fn touches_are_refilled_where_no_event_descriptor_can_be_made() {
     needs_userfaultfd!();
