@@ -268,18 +268,15 @@ fn shared(ran: &Ran) {
 }
 
 fn unmap(ran: &Ran) {
-    let mut processor_time = 0.0;
     for content in ["4 KiB pages", "THP", "memfd", "file"] {
         for way in ["tenure, retire", "munmap"] {
             let median =
                 |figure: &str| ran.median(&format!("unmap 64 MiB, {content}: {figure}"), way);
             assert!(median("the caller's time") > 0.0);
             assert!(median("another thread's worst mmap") > 0.0);
-            processor_time += median("processor time");
+            assert!(median("processor time") > 0.0);
         }
     }
-    // The kernel counts the time of a thread that runs on another processor later, at its next tick.
-    assert!(processor_time > 0.0);
     assert!(ran.text.contains("all rounds together"), "{}", ran.text);
 }
 
