@@ -236,10 +236,6 @@ pub enum Threads {
     Never,
 }
 
-/// A thread that does not end within this time is in a long system call. As long as
-/// [`tenure::end_background_threads`] waits.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Ends tenure's threads. When this returns the kernel does not count them any more.
 #[cold]
 pub fn end(threads: Threads) {
@@ -333,28 +329,29 @@ pub fn wait_until_uncounted() {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    wait(&is_uncounted, PATIENCE);
+    wait(&is_uncounted);
 }
 
 /// 100 to 450 ms: a pause of the processor takes 10 to 45 ns.
 const LOOKS: u32 = 100_000;
 
 fn wait_for_the_start() {
-    wait(&|| !START.starting.load(Ordering::Acquire), PATIENCE);
+    wait(&|| !START.starting.load(Ordering::Acquire));
 }
 
 fn wait_for_the_starter() {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, PATIENCE);
+        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
         let _ =
             START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-fn wait(done: &dyn Fn() -> bool, most: Duration) {
-    let until = Instant::now() + most;
+/// Not for ever: a thread that does not end within this time is in a long system call.
+fn wait(done: &dyn Fn() -> bool) {
+    let until = Instant::now() + launcher::LONGEST_END;
     while !done() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(50));
     }

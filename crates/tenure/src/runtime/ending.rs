@@ -4,10 +4,9 @@ use super::lock::assert_none_held;
 use super::{fork, refills, services, worker};
 use std::time::{Duration, Instant};
 
-/// A thread that has not ended within this time is in a long system call. On a busy machine an end
-/// takes up to 3 s: the thread that listens for pressure closes its source, and for that the kernel
-/// waits for all its readers (RCU).
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A thread that has not ended within this time is in a long system call. On a busy machine ends
+/// took up to 3.0 s (Linux 6.18, two processors, eight programs that end their threads in turn).
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Ends all threads, and waits until the kernel no longer counts them. `false`: an object with a
 /// refill function needs them, and none was ended, or one has not ended in time.
