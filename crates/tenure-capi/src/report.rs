@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{compiler_fence, Ordering};
 use tenure_core::launcher::Text;
 
 /// Why a call failed.
@@ -49,6 +50,11 @@ thread_local! {
     /// in a library that dlopen has loaded glibc gives a thread all its variables at the first use),
     /// and nothing ends it: where glibc finds no memory to note what ends with a thread, it aborts.
     static LAST: [Cell<u8>; LONGEST] = const { [const { Cell::new(0) }; LONGEST] };
+}
+
+thread_local! {
+    /// How many sentences the thread has begun to write.
+    static BEGUN: Cell<u32> = const { Cell::new(0) };
 }
 
 const _: () = assert!(!std::mem::needs_drop::<[Cell<u8>; LONGEST]>());
@@ -142,30 +148,44 @@ fn record(call: &str, Failure { errno, text }: Failure) {
 }
 
 fn keep_sentence(call: &str, text: &str) {
-    LAST.with(|last| {
-        // The first byte comes last: a handler that interrupts this finds no sentence.
-        last[0].set(0);
-        let (mut first, mut len) = (0, 0);
-        // A callback's text may contain zero bytes, which would end the C string.
-        for byte in [call, ": ", text].into_iter().flat_map(str::bytes).filter(|byte| *byte != 0) {
-            if len == LONGEST - 1 {
-                len -= CUT.len();
-                while last[len].get() & 0xC0 == 0x80 {
-                    len -= 1; // the rest of a character
-                }
-                last[len..].iter().zip(CUT).for_each(|(place, byte)| place.set(*byte));
-                len += CUT.len();
-                break;
-            }
-            match len {
-                0 => first = byte,
-                _ => last[len].set(byte),
-            }
-            len += 1;
+    loop {
+        let begun = BEGUN.get().wrapping_add(1);
+        BEGUN.set(begun);
+        compiler_fence(Ordering::SeqCst);
+        LAST.with(|last| write_sentence(last, call, text));
+        compiler_fence(Ordering::SeqCst);
+        // A signal handler that failed meanwhile has written its own between the bytes of this one.
+        if BEGUN.get() == begun {
+            return;
         }
-        last[len].set(0);
-        last[0].set(first);
-    });
+    }
+}
+
+fn write_sentence(last: &[Cell<u8>; LONGEST], call: &str, text: &str) {
+    // The first byte comes last: a handler that interrupts this finds no sentence.
+    last[0].set(0);
+    compiler_fence(Ordering::SeqCst);
+    let (mut first, mut len) = (0, 0);
+    // A callback's text may contain zero bytes, which would end the C string.
+    for byte in [call, ": ", text].into_iter().flat_map(str::bytes).filter(|byte| *byte != 0) {
+        if len == LONGEST - 1 {
+            len -= CUT.len();
+            while last[len].get() & 0xC0 == 0x80 {
+                len -= 1; // the rest of a character
+            }
+            last[len..].iter().zip(CUT).for_each(|(place, byte)| place.set(*byte));
+            len += CUT.len();
+            break;
+        }
+        match len {
+            0 => first = byte,
+            _ => last[len].set(byte),
+        }
+        len += 1;
+    }
+    last[len].set(0);
+    compiler_fence(Ordering::SeqCst);
+    last[0].set(first);
 }
 
 /// Returns this thread's last failure in a sentence: the call, the range, the cause and a remedy.

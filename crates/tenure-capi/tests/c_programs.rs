@@ -168,6 +168,7 @@ programs!(
     errors,
     fork,
     exhausted,
+    sentences,
     shortage,
     threads,
     threads_end,

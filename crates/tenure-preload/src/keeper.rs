@@ -247,9 +247,10 @@ pub fn end(threads: Threads) {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    wait_for_the_start();
+    let until = Instant::now() + launcher::LONGEST_END;
+    wait_for_the_start(until);
+    wait_for_the_starter(until);
     tenure::end_background_threads();
-    wait_for_the_starter();
     // No thread would offer or return the free memory later.
     tenure::pool::trim();
 }
@@ -329,29 +330,28 @@ pub fn wait_until_uncounted() {
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
-    wait(&is_uncounted);
+    wait(&is_uncounted, Instant::now() + launcher::LONGEST_END);
 }
 
 /// 100 to 450 ms: a pause of the processor takes 10 to 45 ns.
 const LOOKS: u32 = 100_000;
 
-fn wait_for_the_start() {
-    wait(&|| !START.starting.load(Ordering::Acquire));
+fn wait_for_the_start(until: Instant) {
+    wait(&|| !START.starting.load(Ordering::Acquire), until);
 }
 
-fn wait_for_the_starter() {
+fn wait_for_the_starter(until: Instant) {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0);
+        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, until);
         let _ =
             START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 /// Not for ever: a thread that does not end within this time is in a long system call.
-fn wait(done: &dyn Fn() -> bool) {
-    let until = Instant::now() + launcher::LONGEST_END;
+fn wait(done: &dyn Fn() -> bool, until: Instant) {
     while !done() && Instant::now() < until {
         std::thread::sleep(Duration::from_micros(50));
     }

@@ -6,7 +6,8 @@ pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;
 pub use crate::text::{Text, Words};
 
-/// How long [`end_background_threads`](crate::end_background_threads) waits.
+/// How long [`end_background_threads`](crate::end_background_threads) waits for a thread that does not
+/// say that it ends.
 pub const LONGEST_END: std::time::Duration = crate::runtime::ending::PATIENCE;
 
 use crate::os::{limits, room_now};

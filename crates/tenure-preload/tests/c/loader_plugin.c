@@ -16,6 +16,12 @@ static void *calls(void *unused) {
 #elif CALL == 4
     unshare(0);
     setns(-1, 0);
+#elif CALL == 5
+    for (int n = 0; n < 20; n++) {
+        char *block = malloc(8 * MIB);
+        fill(block, 8 * MIB, n);
+        free(block);
+    }
 #else
     vmsplice(-1, NULL, 0, 0);
 #endif

@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// glibc's count of threads, by which it ends the process with the last one. glibc exports the
 /// count for debuggers.
@@ -31,15 +31,18 @@ fn threads_of_the_c_library() -> Option<&'static AtomicU32> {
 /// For the whole process: the C library has one such variable. Its address. Null: not found, or not
 /// looked for.
 static THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+/// For the whole process: whether it was looked for.
+static LOOKED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// Finds the count. This runs before the first thread is started, and not on the thread itself: a
-/// thread that waits for it may hold the loader's lock. `false`: this C library does not show its
-/// count.
+/// thread that waits for it may hold the loader's lock. For the launcher it runs before the program
+/// does. `false`: this C library does not show its count.
 pub(crate) fn find_count() -> bool {
-    if THREADS.load(Ordering::Acquire).is_null() {
+    if !LOOKED_FOR.load(Ordering::Acquire) {
         // SAFETY: the call only reads a terminated string.
         let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
         THREADS.store(at.cast(), Ordering::Release);
+        LOOKED_FOR.store(true, Ordering::Release);
     }
     threads_of_the_c_library().is_some()
 }

@@ -17,10 +17,20 @@ pub(crate) fn has_ended(number: i32) -> bool {
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }
 
+/// How long the kernel may take to end a thread. Where the thread closes a source of pressure reports,
+/// the kernel waits for all its readers (`synchronize_rcu`): up to 3.0 s in one series on a busy
+/// machine, and once more than 5 s.
+pub(crate) const CLOSING: Duration = Duration::from_secs(30);
+
 /// Waits until the kernel has no thread of this number; 0: none. The number is 0 then, because a
 /// thread of the program's may get it next. `false`: the kernel has one until then.
 pub(crate) fn wait_for_end(number: &AtomicI32, until: Instant) -> bool {
-    let last = number.load(Ordering::Acquire);
+    wait_for_end_of(number.load(Ordering::Acquire), number, until)
+}
+
+/// As [`wait_for_end`], for the thread of which `number` was `last`. Another one may have been
+/// started since.
+pub(crate) fn wait_for_end_of(last: i32, number: &AtomicI32, until: Instant) -> bool {
     while last != 0 && !has_ended(last) {
         if Instant::now() > until {
             return false;

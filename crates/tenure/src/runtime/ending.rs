@@ -4,8 +4,7 @@ use super::lock::assert_none_held;
 use super::{fork, refills, services, worker};
 use std::time::{Duration, Instant};
 
-/// A thread that has not ended within this time is in a long system call. On a busy machine ends
-/// took up to 3.0 s (Linux 6.18, two processors, eight programs that end their threads in turn).
+/// A thread that does not say within this time that it ends is in a long system call.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Ends all threads, and waits until the kernel no longer counts them. `false`: an object with a

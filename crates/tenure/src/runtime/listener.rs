@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 struct Listener {
     /// Whether the process has anything that needs it. A forked child has the same.
     is_wanted: AtomicBool,
-    /// Whether the background thread has tried to start it. It ends with that thread, if it hears the
-    /// thread's bell.
+    /// Whether the background thread has tried to start it.
     is_there: AtomicBool,
-    hears_bell: AtomicBool,
+    /// It runs, and does not hear the bell that ends it with the background thread.
+    stays: AtomicBool,
     /// The kernel's number of the thread; 0: none yet.
     thread: AtomicI32,
     /// Rung when `thread` is set.
@@ -33,7 +33,7 @@ struct Listener {
 static LISTENER: Listener = Listener {
     is_wanted: AtomicBool::new(false),
     is_there: AtomicBool::new(false),
-    hears_bell: AtomicBool::new(false),
+    stays: AtomicBool::new(false),
     thread: AtomicI32::new(0),
     known: Event::new(),
     stack: Stack::new(),
@@ -58,7 +58,6 @@ pub(super) fn start(bell: Option<Bell>, mailbox: &'static Mailbox) {
     if is_there() || !LISTENER.is_wanted.load(Ordering::Acquire) {
         return;
     }
-    LISTENER.hears_bell.store(bell.is_some(), Ordering::Release);
     try_to_start(bell, mailbox);
     LISTENER.is_there.store(true, Ordering::Release);
 }
@@ -87,34 +86,43 @@ fn try_to_start(bell: Option<Bell>, mailbox: &'static Mailbox) {
         if can_allocate() {
             hear_of_pressure(told, bell, mailbox);
         }
+        LISTENER.stays.store(false, Ordering::Release);
     };
+    LISTENER.stays.store(bell.is_none(), Ordering::Release);
     // Without that thread pressure is noticed at the next visit, until another background thread
     // tries again.
     let started = spawn_apart("tenure-pressure", &LISTENER.stack, hear);
     if started.is_ok() {
         // `wait_for_end` must know the thread, and the thread's table must have the bell.
         LISTENER.known.wait_until(|| thread.load(Ordering::Acquire) != 0);
+    } else {
+        LISTENER.stays.store(false, Ordering::Release);
     }
 }
 
-/// The background thread has rung the bell.
+/// The background thread ends, and has rung its bell.
 pub(super) fn ends() {
-    // A thread that an earlier background thread has started without a bell stays.
-    if LISTENER.hears_bell.load(Ordering::Acquire) {
+    if !LISTENER.stays.load(Ordering::Acquire) {
         LISTENER.is_there.store(false, Ordering::Release);
     }
 }
 
-/// Waits until the kernel no longer counts the thread. `false`: it has not ended until then.
-pub(super) fn wait_for_end(until: Instant) -> bool {
-    // Without a bell it was not told to end.
-    let until = if is_there() { Instant::now() } else { until };
-    tid::wait_for_end(&LISTENER.thread, until)
+/// Returns the kernel's number of the thread.
+pub(super) fn number() -> i32 {
+    LISTENER.thread.load(Ordering::Acquire)
+}
+
+/// Waits until the kernel no longer counts the thread that had this number. `false`: it has not
+/// ended until then, or stays.
+pub(super) fn wait_for_end(number: i32, until: Instant) -> bool {
+    let until = if LISTENER.stays.load(Ordering::Acquire) { Instant::now() } else { until };
+    tid::wait_for_end_of(number, &LISTENER.thread, until)
 }
 
 /// In a child, which does not have the thread.
 pub(super) fn reset_in_child() {
     LISTENER.is_there.store(false, Ordering::Release);
+    LISTENER.stays.store(false, Ordering::Release);
     LISTENER.known.reset_in_child();
     LISTENER.thread.store(0, Ordering::Release);
 }

@@ -220,6 +220,7 @@ pub(crate) fn run<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
 /// Ends tenure's threads: `others` ends all others, and then this thread ends. No object can begin
 /// to need them meanwhile. `false`: an object needs them, or a thread has not ended by then.
 pub(super) fn end(until: Instant, others: impl FnOnce() -> bool) -> bool {
+    let patience = until.saturating_duration_since(Instant::now());
     let begin = |state: State| {
         let may = state.objects == 0 && !state.ending;
         may.then_some(State { ending: true, ..state })
@@ -235,7 +236,8 @@ pub(super) fn end(until: Instant, others: impl FnOnce() -> bool) -> bool {
         }
         no_handler = Blocked::all();
     }
-    let ended = others() && end_runner(until);
+    // The others may have taken all of the time.
+    let ended = others() && end_runner(Instant::now() + patience);
     let _ = State::change(|state| Some(State { ending: false, ..state }));
     drop(no_handler);
     ended

@@ -250,9 +250,13 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
 /// them again. `false`: they have not ended until then.
 pub(super) fn stop(until: Instant) -> bool {
     let state = &WORKER.state;
-    loop {
+    let (thread, listener) = loop {
+        let starts = WORKER.starts.load(Ordering::Acquire);
+        let numbers = (WORKER.thread.load(Ordering::Acquire), listener::number());
         match state.load(Ordering::Acquire) {
-            NONE => break,
+            // Not the numbers of threads that another caller has started meanwhile.
+            NONE if WORKER.starts.load(Ordering::Acquire) == starts => break numbers,
+            NONE => {}
             // A restart whose caller has not continued yet now starts no thread until it is called
             // again.
             ENDED => {
@@ -280,8 +284,9 @@ pub(super) fn stop(until: Instant) -> bool {
                 }
             }
         }
-    }
-    tid::wait_for_end(&WORKER.thread, until) && listener::wait_for_end(until)
+    };
+    let until = Instant::now() + tid::CLOSING;
+    tid::wait_for_end_of(thread, &WORKER.thread, until) && listener::wait_for_end(listener, until)
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
@@ -465,8 +470,8 @@ fn run(number: u64) {
             if let Some(bell) = bell {
                 bell.ring();
                 bell.close();
-                listener::ends();
             }
+            listener::ends();
             // A restart continues from either state.
             set_state(if stopped { NONE } else { ENDED });
             return;
