@@ -2399,8 +2399,8 @@ int tenure_configure(const struct tenure_settings *settings);
  *
  * Returns 0 if they have ended. Returns 1 if they have not: an object has a refill callback, and a
  * thread that touches its purged pages waits for these threads (none was ended; free such objects
- * first), a thread is in a long system call for five seconds, the kernel takes half a minute to end
- * it, or the thread that listens for memory pressure cannot be told to end (Linux before 5.9, or
+ * first), a thread is in a long system call for a second, the kernel takes half a minute to end it,
+ * or the thread that listens for memory pressure cannot be told to end (Linux before 5.9, or
  * close_range is refused).
  */
 int tenure_end_background_threads(void);

@@ -185,8 +185,7 @@ pub fn ends_with_the_last_thread() -> bool {
 /// `false`: they have not ended, for one of these reasons.
 /// - An object has a refill function: a thread that touches its purged pages waits for tenure's
 ///   threads. None was ended. Drop such objects first.
-/// - A thread is in a long system call for five seconds, or the kernel takes half a minute to end
-///   it.
+/// - A thread is in a long system call for a second, or the kernel takes half a minute to end it.
 /// - The threads' descriptor table is the program's (Linux before 5.9, `close_range` refused). The
 ///   thread that listens for memory pressure stays.
 ///

@@ -1,5 +1,8 @@
 //! The kernel's numbers of threads.
 
+use super::small_file;
+use std::ffi::CStr;
+use std::io::Write;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,10 +20,12 @@ pub(crate) fn has_ended(number: i32) -> bool {
     found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
 }
 
-/// How long the kernel may take to end a thread. Where the thread closes a source of pressure reports,
-/// the kernel waits for all its readers (`synchronize_rcu`): up to 3.0 s in one series on a busy
-/// machine, and once more than 5 s.
-pub(crate) const CLOSING: Duration = Duration::from_secs(30);
+/// How much longer a thread is waited for while the kernel works for it. A thread that closes a source
+/// of pressure reports waits for all readers of the kernel (`synchronize_rcu`): up to 3.0 s in one
+/// series on a busy machine, and once more than 5 s.
+const CLOSING: Duration = Duration::from_secs(30);
+/// After such a wait the thread has to run once more.
+const TO_RUN: Duration = Duration::from_secs(1);
 
 /// Waits until the kernel has no thread of this number; 0: none. The number is 0 then, because a
 /// thread of the program's may get it next. `false`: the kernel has one until then.
@@ -31,15 +36,33 @@ pub(crate) fn wait_for_end(number: &AtomicI32, until: Instant) -> bool {
 /// As [`wait_for_end`], for the thread of which `number` was `last`. Another one may have been
 /// started since.
 pub(crate) fn wait_for_end_of(last: i32, number: &AtomicI32, until: Instant) -> bool {
+    let (mut until, latest) = (until, until + CLOSING);
     while last != 0 && !has_ended(last) {
-        if Instant::now() > until {
-            return false;
+        let now = Instant::now();
+        if now > until {
+            if now > latest || !is_in_the_kernel(last) {
+                return false;
+            }
+            until = now + TO_RUN;
         }
         std::thread::sleep(Duration::from_micros(50));
     }
     // Not that of a thread that has been started meanwhile.
     let _ = number.compare_exchange(last, 0, Ordering::AcqRel, Ordering::Relaxed);
     true
+}
+
+/// Returns whether the thread sleeps in the kernel and nothing but the kernel can wake it. Otherwise it
+/// may wait for a lock, of the program's allocator for example, and the owner may be stopped until
+/// the caller goes on.
+fn is_in_the_kernel(number: i32) -> bool {
+    let mut path = [0; 64];
+    let written = write!(&mut path[..], "/proc/thread-self/../{number}/stat\0");
+    let (Ok(()), Ok(path)) = (written, CStr::from_bytes_until_nul(&path)) else { return false };
+    let mut buffer = [0; 512];
+    let stat = small_file::read(path, &mut buffer).unwrap_or_default();
+    // The name, in parentheses, may have any bytes.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['D', 'I']))
 }
 
 /// Returns whether the main thread has ended (`pthread_exit`). The kernel keeps its number for the
@@ -64,5 +87,37 @@ mod tests {
         number.store(own(), Ordering::Relaxed);
         assert!(!wait_for_end(&number, Instant::now()));
         assert_eq!(number.load(Ordering::Relaxed), own());
+    }
+
+    extern "C" fn sleeps(_: *mut libc::c_void) -> libc::c_int {
+        let half_a_second = libc::timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+        // SAFETY: the kernel reads the local.
+        unsafe { libc::nanosleep(&half_a_second, std::ptr::null_mut()) }
+    }
+
+    /// The parent of a vfork sleeps so until its child has ended.
+    #[test]
+    fn a_thread_that_only_the_kernel_can_wake_is_known() {
+        assert!(!is_in_the_kernel(own()));
+        assert!(!is_in_the_kernel(i32::MAX), "there is none");
+        let (tell, number) = std::sync::mpsc::channel();
+        let parent = std::thread::spawn(move || {
+            let mut stack = vec![0_u64; 4096];
+            tell.send(own()).unwrap();
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            // SAFETY: the child has a stack of its own, which this thread keeps while it sleeps, and
+            // makes one system call.
+            unsafe {
+                let top = stack.as_mut_ptr().add(stack.len()).cast();
+                let child = libc::clone(sleeps, top, flags, std::ptr::null_mut());
+                child > 0 && libc::waitpid(child, std::ptr::null_mut(), 0) == child
+            }
+        });
+        let number = number.recv().unwrap();
+        while !is_in_the_kernel(number) {
+            assert!(!parent.is_finished(), "it was not seen");
+            std::thread::yield_now();
+        }
+        assert!(parent.join().unwrap());
     }
 }

@@ -5,7 +5,7 @@ use super::{fork, refills, services, worker};
 use std::time::{Duration, Instant};
 
 /// A thread that does not say within this time that it ends is in a long system call.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Ends all threads, and waits until the kernel no longer counts them. `false`: an object with a
 /// refill function needs them, and none was ended, or one has not ended in time.

@@ -285,7 +285,6 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     };
-    let until = Instant::now() + tid::CLOSING;
     tid::wait_for_end_of(thread, &WORKER.thread, until) && listener::wait_for_end(listener, until)
 }
 
