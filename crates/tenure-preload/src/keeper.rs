@@ -133,14 +133,15 @@ pub fn start() {
     if given_up
         || START.never.load(Ordering::Relaxed)
         || !is_own_process()
-        || START.starting.swap(true, Ordering::AcqRel)
+        || START.starting.swap(true, Ordering::SeqCst)
     {
         return;
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
+    // Either this sees that no thread may start any more, or `end` sees this start and waits for it.
     // The next call that wants a keeper tries again.
-    if !join_starter() {
+    if START.never.load(Ordering::SeqCst) || !join_starter() {
         START.starting.store(false, Ordering::Release);
         return;
     }
@@ -243,7 +244,7 @@ pub fn end(threads: Threads) {
         return;
     }
     if threads == Threads::Never {
-        START.never.store(true, Ordering::Relaxed);
+        START.never.store(true, Ordering::SeqCst);
     }
     let _errno = Errno::keep();
     let _signals = Blocked::all();
@@ -337,7 +338,7 @@ pub fn wait_until_uncounted() {
 const LOOKS: u32 = 100_000;
 
 fn wait_for_the_start(until: Instant) {
-    wait(&|| !START.starting.load(Ordering::Acquire), until);
+    wait(&|| !START.starting.load(Ordering::SeqCst), until);
 }
 
 fn wait_for_the_starter(until: Instant) {

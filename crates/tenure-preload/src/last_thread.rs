@@ -29,9 +29,6 @@ static LAST: LastThread = LastThread { looked_for: AtomicBool::new(false), stack
 
 /// Called by the main thread before the program runs.
 pub fn watch_main_thread() {
-    // Asks the loader, whose lock other threads may hold when one ends or starts later: a plugin's
-    // constructor that waits for a thread.
-    let _ = tenure::ends_with_the_last_thread();
     thread_end::prepare(thread_ends);
     thread_end::watch_this_thread();
 }

@@ -178,6 +178,9 @@ pub fn look_up() {
     // Before malloc, as all names that may be missing.
     look_for_queues();
     keeper::find_whether_alone();
+    // When a thread ends or starts another one may hold the loader's lock, and wait for it: a plugin's
+    // constructor that joins a thread.
+    let _ = tenure::ends_with_the_last_thread();
     thread_creation();
     look_up_each();
     drop(errno);

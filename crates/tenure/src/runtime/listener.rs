@@ -86,7 +86,10 @@ fn try_to_start(bell: Option<Bell>, mailbox: &'static Mailbox) {
         if can_allocate() {
             hear_of_pressure(told, bell, mailbox);
         }
-        LISTENER.stays.store(false, Ordering::Release);
+        // Not for a thread that was started since.
+        if thread.load(Ordering::Acquire) == tid::own() {
+            LISTENER.stays.store(false, Ordering::Release);
+        }
     };
     LISTENER.stays.store(bell.is_none(), Ordering::Release);
     // Without that thread pressure is noticed at the next visit, until another background thread
