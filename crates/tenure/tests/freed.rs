@@ -4,11 +4,15 @@
 mod raw;
 
 use raw::*;
+use std::alloc::Layout;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 use tenure::volatile::{forget, mark, offer_now, unmark};
-use tenure::{ErrorKind, Outcome};
+use tenure::{pool, ErrorKind, Outcome, Volatile};
 use tenure_testkit::pages::pagemap;
 use tenure_testkit::zram::ZramSwap;
-use tenure_testkit::{in_child, or_skip, this_test};
+use tenure_testkit::{in_child, or_skip, this_test, undisturbed};
 
 #[test]
 fn locked_and_shared_memory_cannot_be_freed_lazily_and_the_error_says_why() {
@@ -32,21 +36,29 @@ fn locked_and_shared_memory_cannot_be_freed_lazily_and_the_error_says_why() {
     }
 }
 
+/// Has the kernel swap pages out, until at most so many are in memory. A page that waits on another
+/// processor's list stays.
+fn page_out(at: *const u8, len: usize, may_stay: usize) {
+    let mut stay = usize::MAX;
+    for _ in 0..50 {
+        // SAFETY: paging out changes no byte.
+        assert_eq!(unsafe { libc::madvise(at as *mut _, len, libc::MADV_PAGEOUT) }, 0);
+        let pages = pagemap(at as usize, len).unwrap();
+        stay = pages.iter().filter(|page| !page.swapped()).count();
+        if stay <= may_stay {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{stay} pages stay in memory");
+}
+
 #[test]
 fn what_is_swapped_out_goes_at_once_and_the_program_is_told() {
     drop(or_skip!(ZramSwap::create(64 << 20)));
     in_child(this_test!(), &[], || {
         let _swap = ZramSwap::create(64 << 20).unwrap();
-        let swapped_out = |raw: &Raw| {
-            for _ in 0..50 {
-                raw.advise(0, 64, libc::MADV_PAGEOUT).unwrap();
-                if pagemap(raw.start, raw.len).unwrap().iter().all(|page| page.swapped()) {
-                    return;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
-            panic!("the pages are not swapped out");
-        };
+        let swapped_out = |raw: &Raw| page_out(raw.ptr(), raw.len, 0);
         // The plain call, with no memory short: the bytes are gone, without a report.
         let plain = Raw::anonymous(64);
         (0..64).for_each(|i| plain.set(i, 3));
@@ -69,4 +81,119 @@ fn what_is_swapped_out_goes_at_once_and_the_program_is_told() {
             forget(at, raw.len).unwrap();
         }
     });
+}
+
+/// The first byte of each page after the pages (more than half of them) were swapped out and read
+/// back: clean, as the kernel counts.
+fn read_back(at: *const u8, len: usize) -> Vec<u8> {
+    page_out(at, len, len / PAGE / 2);
+    first_bytes(at, len)
+}
+
+fn first_bytes(at: *const u8, len: usize) -> Vec<u8> {
+    // SAFETY: the caller's own memory.
+    (0..len).step_by(PAGE).map(|byte| unsafe { at.add(byte).read_volatile() }).collect()
+}
+
+/// Makes a child by a plain system call, has the parent free the pages lazily and use them again
+/// (until then the kernel reclaims none of them), and returns whether the child has its bytes after
+/// the kernel has reclaimed what it may.
+fn child_keeps(at: *const u8, len: usize, free: impl FnOnce()) -> bool {
+    let (mut hear, mut tell) = UnixStream::pair().unwrap();
+    let wanted = read_back(at, len);
+    // SAFETY: the child only reads, and ends without unwinding into the parent's code.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
+    if pid == 0 {
+        hear.read_exact(&mut [0]).unwrap();
+        // SAFETY: paging out changes no byte. A lazily freed page goes, a shared one may stay.
+        (0..4).for_each(|_| unsafe {
+            libc::madvise(at as *mut _, len, libc::MADV_PAGEOUT);
+        });
+        let kept = first_bytes(at, len) == wanted;
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!kept)) };
+    }
+    free();
+    tell.write_all(&[0]).unwrap();
+    let mut status = 0;
+    // SAFETY: waits for the child that was made above.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    status == 0
+}
+
+/// The kernel frees a page that was read back from zram also where a child has it, and the child
+/// loses its data. So tenure makes its pages its own first. The child's fork handlers do not run,
+/// so tenure does not know of the child.
+#[test]
+fn what_a_process_frees_lazily_stays_in_a_child_that_has_it_too() {
+    drop(or_skip!(ZramSwap::create(64 << 20)));
+    undisturbed(
+        this_test!(),
+        || tenure::stats().total.pressure_events,
+        || {
+            let _swap = ZramSwap::create(64 << 20).unwrap();
+            let plain = Raw::anonymous(64);
+            (0..64).for_each(|i| plain.set(i, 3));
+            let kept = child_keeps(plain.ptr(), plain.len, || {
+                plain.advise(0, 64, libc::MADV_FREE).unwrap();
+                (0..64).for_each(|i| plain.set(i, 3));
+            });
+            println!("the kernel alone: {}", if kept { "kept" } else { "lost" });
+
+            let raw = Raw::anonymous(64);
+            (0..64).for_each(|i| raw.set(i, 4));
+            let at = raw.start as *mut u8;
+            // SAFETY: this test's own memory, which stays as it is while it is marked.
+            let offer = || unsafe {
+                mark(at, raw.len).unwrap();
+                offer_now(at, raw.len).unwrap();
+                assert_eq!(unmark(at, raw.len), Ok(Outcome::Intact));
+            };
+            // From now on an offer does not ask whether the pages are shared.
+            offer();
+            assert!(child_keeps(at, raw.len, offer), "a range that the child has not marked");
+            assert!((0..64).all(|i| raw.byte(i) == 4));
+
+            let mut owned = Volatile::new(64 * PAGE).unwrap();
+            owned.pin_mut().unwrap().fill(5);
+            owned.offer_now().unwrap();
+            let pinned = owned.pin().unwrap();
+            assert_eq!(pinned.outcome(), Outcome::Intact);
+            let mut pinned = Some(pinned);
+            let kept = child_keeps(owned.as_ptr(), owned.len(), || {
+                pinned = None;
+                owned.offer_now().unwrap();
+                assert_eq!(owned.pin().unwrap().outcome(), Outcome::Intact);
+            });
+            assert!(kept, "an object that the child had pinned");
+            assert!(owned.pin().unwrap().iter().all(|byte| *byte == 5));
+
+            let offers_soon = Duration::from_millis(20);
+            pool::configure(
+                pool::Settings::default()
+                    .with_huge_pages(pool::HugePages::Never)
+                    .with_offer_after(offers_soon)
+                    .with_return_after(Duration::from_secs(1000)),
+            );
+            pool::prepare().unwrap();
+            let layout = Layout::from_size_align(64 * PAGE, PAGE).unwrap();
+            let run = pool::Pool.alloc(layout).unwrap().cast::<u8>();
+            // SAFETY: the run's own bytes.
+            unsafe { run.as_ptr().write_bytes(6, layout.size()) };
+            let kept = child_keeps(run.as_ptr(), layout.size(), || {
+                // SAFETY: allocated above, and this process does not use it any more.
+                unsafe { pool::Pool.dealloc(run, layout) };
+                let start = Instant::now();
+                while pool::stats().offered == 0 && start.elapsed() < Duration::from_secs(5) {
+                    std::thread::sleep(offers_soon);
+                }
+                println!("{} runs of the pool were offered", pool::stats().offered);
+                assert_eq!(pool::Pool.alloc(layout).unwrap().cast(), run);
+                // SAFETY: as above.
+                unsafe { run.as_ptr().write_bytes(7, layout.size()) };
+            });
+            assert!(kept, "memory of the pool that the child uses");
+        },
+    );
 }

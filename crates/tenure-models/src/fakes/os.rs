@@ -258,6 +258,23 @@ pub(crate) mod populate {
     }
 }
 
+pub(crate) mod own_pages {
+    use super::*;
+
+    /// There is one process, so nothing is copied. A page that was populated for writing stays.
+    pub(crate) fn make_own(
+        range: PageRange,
+        _zeros: bool,
+        _pagemap: Option<&super::pagemap::Pagemap>,
+    ) -> Result<(), Errno> {
+        KERNEL.each(range, |state| {
+            assert_ne!(state & MAPPED, 0, "populated where nothing is mapped");
+            state & !TOLD
+        });
+        Ok(())
+    }
+}
+
 pub(crate) mod pagemap {
     use super::*;
 

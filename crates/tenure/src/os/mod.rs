@@ -34,6 +34,7 @@ pub(crate) mod mlock;
 pub(crate) mod mounts;
 pub(crate) mod once;
 pub(crate) mod own_memory;
+pub(crate) mod own_pages;
 pub(crate) mod own_table;
 pub(crate) mod page_cache;
 pub(crate) mod pagemap;

@@ -23,8 +23,8 @@ pub(crate) enum Pages {
     /// Pages that hold data of their own, or have it in swap. PAGEMAP_SCAN leaves the shared zero
     /// page out; without it that page counts as data.
     Data,
-    /// Pages of their own that are in memory, and not in swap. Without PAGEMAP_SCAN the shared zero
-    /// page counts, too.
+    /// Pages that hold data in memory, and not in swap. The shared zero page does not count; without
+    /// PAGEMAP_SCAN, neither does a page of zeros that a fork shares.
     Resident,
     /// Pages mapped by a huge page. Nothing is listed if the kernel does not report them.
     Huge,
@@ -136,7 +136,11 @@ impl Pagemap {
             let wanted = match pages {
                 Pages::Missing => !there,
                 Pages::Data => there,
-                Pages::Resident => entry & ENTRY_PRESENT != 0,
+                Pages::Resident => {
+                    let page = PageRange::new(at, at + page_size());
+                    entry & ENTRY_PRESENT != 0
+                        && (entry & ENTRY_EXCLUSIVE != 0 || !advise::reads_as_zeros(page))
+                }
                 Pages::Huge => false,
             };
             if wanted {

@@ -9,6 +9,8 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, leave, queue, slot, thread_cache};
+use crate::os::own_pages::make_own;
+use crate::os::pagemap::Pagemap;
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
@@ -471,8 +473,10 @@ impl Item {
             return true;
         }
         let range = PageRange::new(start, end);
+        // A child that was made without fork handlers may use the run.
+        let own = self.offer && make_own(range, true, Pagemap::open().ok().as_ref()).is_ok();
         // SAFETY: a part of a free run, and the `QUEUED` state gives the run to this thread alone.
-        if self.offer && unsafe { advise::free(range) }.is_err() {
+        if self.offer && (!own || unsafe { advise::free(range) }.is_err()) {
             // The kernel refused, or the pages are locked. The slices that were offered already are
             // returned too.
             (self.offer, self.done) = (false, 0);

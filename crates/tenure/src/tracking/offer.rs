@@ -7,6 +7,7 @@ use super::holes;
 use super::list::{listed, List};
 use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
+use crate::os::own_pages::make_own;
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, populate, words};
@@ -62,6 +63,10 @@ impl Refusal {
     /// There is no background thread, and only it may do this work.
     pub const NO_WORKER: Refusal = Refusal::Kernel("starting the background thread", Errno::AGAIN);
 
+    fn not_own(errno: Errno) -> Refusal {
+        Refusal::Kernel("populating its pages for writing", errno)
+    }
+
     fn not_freed(errno: Errno) -> Refusal {
         Refusal::Kernel("madvise(MADV_FREE)", errno)
     }
@@ -88,12 +93,8 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if !by_words && !claim.is(flag::WHOLLY_WATCHED) && !ROOM.may_cut(range) {
         return Err(Refusal::TooManyMappings);
     }
-    // Opening the page map costs 2 µs. A range without holes that its process alone has does not
-    // need it.
-    let exclusive = is_exclusive(claim);
-    let plain = claim.is(flag::DENSE) && exclusive && !claim.is_raw();
-    let pagemap = if plain { None } else { Pagemap::open().ok() };
-    if !exclusive && is_shared(claim, range, pagemap.as_ref()) {
+    let pagemap = Pagemap::open().ok();
+    if !is_exclusive(claim) && is_shared(claim, range, pagemap.as_ref()) {
         return Err(Refusal::Shared);
     }
     let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
@@ -176,13 +177,17 @@ fn tell(
             break;
         }
         told.push(piece)?;
+        // After the word says that the range is offered: a child that is made from here on knows
+        // it, and a child from before, made without fork handlers, must keep its pages.
+        let own = make_own(piece, !claim.is(flag::DENSE), pagemap).map_err(Refusal::not_own);
         // SAFETY: a part of a range that is marked volatile, or owned and not pinned, so its
         // contents may go. The claim keeps it from being unmapped meanwhile.
-        if let Err(errno) = unsafe { advise::free(piece) } {
+        let freed = own.and_then(|()| unsafe { advise::free(piece) }.map_err(Refusal::not_freed));
+        if freed.is_err() {
             // The kernel may have freed one mapping before it met another that is locked. So the
             // piece counts as offered and stays watched.
             add(&COUNTERS.refused_offers, 1);
-            result = Err(Refusal::not_freed(errno));
+            result = freed;
             break;
         }
     }
@@ -199,7 +204,8 @@ fn tell(
 }
 
 /// Offers the offered parts of a range once more. Threads that touched purged pages have had them
-/// made again, and such a page belongs to the program until it is offered again.
+/// made again, and such a page belongs to the program until it is offered again. A child that has
+/// one of these pages, too, has them offered, as its word says.
 ///
 /// A thread that pins the range meanwhile waits for the claim, so it finds the pages that go now as
 /// gone.
@@ -265,7 +271,7 @@ fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool
     if shared == Some(false) {
         claim.tracked().exclusive_at.store(now, Ordering::Relaxed);
     }
-    // If it is not known, the pages are offered: the kernel leaves shared pages alone.
+    // If it is not known, the pages are offered: `make_own` copies those that are shared.
     shared == Some(true)
 }
 
