@@ -5,6 +5,7 @@ use crate::range::PageRange;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Stacks for threads that follow one another. The C library puts a thread's stack into a hole of
 /// the program's, and keeps it when the thread has ended. So tenure's threads get a stack of their
@@ -13,8 +14,8 @@ pub struct Stack {
     places: [Place; PLACES],
 }
 
-/// One stack, and the thread that has it. Only the thread that starts another one on it, and that
-/// one, write here: a thread that the C library gave a stack has no place.
+/// One stack, and the thread that has it. Only the thread that starts another one on it, that one,
+/// and who has waited for its end write here. A thread that the C library gave a stack has no place.
 struct Place {
     /// The address of the guard page; 0: there is no memory yet.
     start: AtomicUsize,
@@ -28,9 +29,15 @@ struct Place {
     argument: AtomicPtr<c_void>,
 }
 
+/// Threads of tenure's that follow one another.
+pub(crate) struct Threads {
+    last: i32,
+    on_stacks: [i32; PLACES],
+}
+
 /// A thread is being started on the stack.
-const STARTING: i32 = 0;
-const NO_THREAD: i32 = -1;
+const STARTING: i32 = -1;
+const NO_THREAD: i32 = 0;
 
 /// Mostly one is used: a thread starts when the one before it has ended.
 const PLACES: usize = 4;
@@ -74,6 +81,28 @@ impl Stack {
     ) -> Result<(), c_int> {
         // SAFETY: the caller keeps the same promises.
         unsafe { self.create(body, argument, libc::PTHREAD_CREATE_JOINABLE) }
+    }
+
+    /// Returns the kernel's numbers of the threads that have the stacks, or had them last, and of
+    /// the last one that was started, which may have none. One that was replaced may still be ending.
+    pub(crate) fn threads(&self, last: &AtomicI32) -> Threads {
+        let number = |place: &Place| match place.thread.load(Ordering::Acquire) {
+            STARTING => NO_THREAD,
+            _ if place.is_parents() => NO_THREAD,
+            number => number,
+        };
+        Threads {
+            last: last.load(Ordering::Acquire),
+            on_stacks: self.places.each_ref().map(number),
+        }
+    }
+
+    /// Waits until the kernel no longer counts these threads of [`threads`](Stack::threads).
+    /// `false`: one has not ended until then.
+    pub(crate) fn wait_for_end(&self, threads: &Threads, last: &AtomicI32, until: Instant) -> bool {
+        let mut each = self.places.iter().zip(threads.on_stacks);
+        tid::wait_for_end_of(threads.last, last, until)
+            && each.all(|(place, number)| tid::wait_for_end_of(number, &place.thread, until))
     }
 
     unsafe fn create(
@@ -207,7 +236,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
     use tenure_testkit::seccomp::{Call, Errno, Filter};
     use tenure_testkit::{in_child, or_skip, this_test};
 

@@ -8,7 +8,7 @@ use super::services;
 use crate::os::bell::Bell;
 use crate::os::pressure::{Heard, PressureWatch};
 use crate::os::pressure_told::Told;
-use crate::os::stack::Stack;
+use crate::os::stack::{Stack, Threads};
 use crate::os::thread::{can_allocate, spawn_apart};
 use crate::os::{memory_group, own_table, tid, uffd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -110,16 +110,16 @@ pub(super) fn ends() {
     }
 }
 
-/// Returns the kernel's number of the thread.
-pub(super) fn number() -> i32 {
-    LISTENER.thread.load(Ordering::Acquire)
+/// Returns the thread, and those before it: one of them may still be closing its sources.
+pub(super) fn threads() -> Threads {
+    LISTENER.stack.threads(&LISTENER.thread)
 }
 
-/// Waits until the kernel no longer counts the thread that had this number. `false`: it has not
-/// ended until then, or stays.
-pub(super) fn wait_for_end(number: i32, until: Instant) -> bool {
+/// Waits until the kernel no longer counts these threads. `false`: they have not ended until then,
+/// or the last one stays.
+pub(super) fn wait_for_end(threads: &Threads, until: Instant) -> bool {
     let until = if LISTENER.stays.load(Ordering::Acquire) { Instant::now() } else { until };
-    tid::wait_for_end_of(number, &LISTENER.thread, until)
+    LISTENER.stack.wait_for_end(threads, &LISTENER.thread, until)
 }
 
 /// In a child, which does not have the thread.

@@ -250,12 +250,12 @@ pub(crate) fn restart(call: &'static str, between: impl FnOnce()) -> Result<()> 
 /// them again. `false`: they have not ended until then.
 pub(super) fn stop(until: Instant) -> bool {
     let state = &WORKER.state;
-    let (thread, listener) = loop {
+    let (own, listeners) = loop {
         let starts = WORKER.starts.load(Ordering::Acquire);
-        let numbers = (WORKER.thread.load(Ordering::Acquire), listener::number());
+        let threads = (WORKER.stack.threads(&WORKER.thread), listener::threads());
         match state.load(Ordering::Acquire) {
-            // Not the numbers of threads that another caller has started meanwhile.
-            NONE if WORKER.starts.load(Ordering::Acquire) == starts => break numbers,
+            // Not threads that another caller has started meanwhile.
+            NONE if WORKER.starts.load(Ordering::Acquire) == starts => break threads,
             NONE => {}
             // A restart whose caller has not continued yet now starts no thread until it is called
             // again.
@@ -285,7 +285,8 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     };
-    tid::wait_for_end_of(thread, &WORKER.thread, until) && listener::wait_for_end(listener, until)
+    WORKER.stack.wait_for_end(&own, &WORKER.thread, until)
+        && listener::wait_for_end(&listeners, until)
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].

@@ -299,6 +299,22 @@ fn a_listening_thread_that_ended_is_started_again() {
     });
 }
 
+#[test]
+fn an_end_waits_for_a_listening_thread_that_another_has_replaced() {
+    promised(this_test!(), || {
+        for turn in 0..sweep(40, 400) {
+            let ended = forked(|| {
+                // The first object has the background thread started anew, and with it the other.
+                tenure::pool::prepare().unwrap();
+                let _buffer = Volatile::new(PAGE).unwrap();
+                assert!(end_background_threads());
+                assert_eq!(threads(), 1, "in turn {turn}");
+            });
+            assert_eq!(ended, Ended::Well);
+        }
+    });
+}
+
 /// A thread that listens for pressure, and that cannot be woken, outlives the thread that started
 /// it. Later ends neither wait for it nor say that it has ended.
 #[test]
