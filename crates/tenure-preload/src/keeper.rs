@@ -133,12 +133,16 @@ pub fn start() {
     if given_up
         || START.never.load(Ordering::Relaxed)
         || !is_own_process()
-        || START.starting.swap(true, Ordering::SeqCst)
+        || START.starting.load(Ordering::Relaxed)
     {
         return;
     }
     let _errno = Errno::keep();
+    // First: a handler that leaves by `siglongjmp` would leave `starting` set for good.
     let _signals = Blocked::all();
+    if START.starting.swap(true, Ordering::SeqCst) {
+        return;
+    }
     // Either this sees that no thread may start any more, or `end` sees this start and waits for it.
     // The next call that wants a keeper tries again.
     if START.never.load(Ordering::SeqCst) || !join_starter() {
@@ -345,9 +349,12 @@ fn wait_for_the_starter(until: Instant) {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        wait(&|| unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0, until);
-        let _ =
-            START.starter_number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let has_ended = || unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0;
+        wait(&has_ended, until);
+        if has_ended() {
+            let number = &START.starter_number;
+            let _ = number.compare_exchange(starter, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 }
 
