@@ -8,7 +8,7 @@ use std::alloc::Layout;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use tenure::volatile::{forget, mark, offer_now, unmark};
+use tenure::volatile::{forget, mark, offer_now, purge_now, unmark};
 use tenure::{pool, ErrorKind, Outcome, Volatile};
 use tenure_testkit::pages::pagemap;
 use tenure_testkit::zram::ZramSwap;
@@ -95,105 +95,163 @@ fn first_bytes(at: *const u8, len: usize) -> Vec<u8> {
     (0..len).step_by(PAGE).map(|byte| unsafe { at.add(byte).read_volatile() }).collect()
 }
 
-/// Makes a child by a plain system call, has the parent free the pages lazily and use them again
-/// (until then the kernel reclaims none of them), and returns whether the child has its bytes after
-/// the kernel has reclaimed what it may.
-fn child_keeps(at: *const u8, len: usize, free: impl FnOnce()) -> bool {
+/// Makes a child by a plain system call, has the parent free the pages lazily and write them (until
+/// then the kernel reclaims none of them), and returns whether the child has its bytes after the
+/// kernel has reclaimed what it may. `before` runs when the pages have been read back.
+fn child_keeps(
+    at: *const u8,
+    len: usize,
+    before: impl FnOnce(),
+    free_and_write: impl FnOnce(),
+) -> bool {
     let (mut hear, mut tell) = UnixStream::pair().unwrap();
     let wanted = read_back(at, len);
+    before();
     // SAFETY: the child only reads, and ends without unwinding into the parent's code.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     assert!(pid >= 0, "{}", std::io::Error::last_os_error());
     if pid == 0 {
-        hear.read_exact(&mut [0]).unwrap();
+        drop(tell);
+        let told = hear.read(&mut [0]).is_ok_and(|bytes| bytes == 1);
         // SAFETY: paging out changes no byte. A lazily freed page goes, a shared one may stay.
         (0..4).for_each(|_| unsafe {
             libc::madvise(at as *mut _, len, libc::MADV_PAGEOUT);
         });
-        let kept = first_bytes(at, len) == wanted;
+        let kept = told && first_bytes(at, len) == wanted;
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!kept)) };
     }
-    free();
+    free_and_write();
     tell.write_all(&[0]).unwrap();
+    status_of(pid) == 0
+}
+
+fn status_of(pid: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: waits for the child that was made above.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-    status == 0
+    status
 }
 
 /// The kernel frees a page that was read back from zram also where a child has it, and the child
-/// loses its data. So tenure makes its pages its own first. The child's fork handlers do not run,
-/// so tenure does not know of the child.
+/// loses its data. So tenure offers no such page. The child's fork handlers do not run, so tenure
+/// does not know of the child.
 #[test]
 fn what_a_process_frees_lazily_stays_in_a_child_that_has_it_too() {
     drop(or_skip!(ZramSwap::create(64 << 20)));
-    undisturbed(
-        this_test!(),
-        || tenure::stats().total.pressure_events,
-        || {
-            let _swap = ZramSwap::create(64 << 20).unwrap();
-            let plain = Raw::anonymous(64);
+    undisturbed(this_test!(), pressure, || {
+        let _swap = ZramSwap::create(64 << 20).unwrap();
+        // SAFETY: the child uses tenure as any process may, and ends without unwinding.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let is_well = std::panic::catch_unwind(without_a_page_map).is_ok();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!is_well)) };
+        }
+        assert_eq!(status_of(pid), 0, "without a page map");
+
+        let plain = Raw::anonymous(64);
+        (0..64).for_each(|i| plain.set(i, 3));
+        let kept = child_keeps(plain.ptr(), plain.len, nothing, || {
+            plain.advise(0, 64, libc::MADV_FREE).unwrap();
             (0..64).for_each(|i| plain.set(i, 3));
-            let kept = child_keeps(plain.ptr(), plain.len, || {
-                plain.advise(0, 64, libc::MADV_FREE).unwrap();
-                (0..64).for_each(|i| plain.set(i, 3));
-            });
-            println!("the kernel alone: {}", if kept { "kept" } else { "lost" });
+        });
+        println!("the kernel alone: {}", if kept { "kept" } else { "lost" });
 
-            let raw = Raw::anonymous(64);
-            (0..64).for_each(|i| raw.set(i, 4));
-            let at = raw.start as *mut u8;
-            // SAFETY: this test's own memory, which stays as it is while it is marked.
-            let offer = || unsafe {
-                mark(at, raw.len).unwrap();
-                offer_now(at, raw.len).unwrap();
-                assert_eq!(unmark(at, raw.len), Ok(Outcome::Intact));
-            };
-            // From now on an offer does not ask whether the pages are shared.
-            offer();
-            assert!(child_keeps(at, raw.len, offer), "a range that the child has not marked");
-            assert!((0..64).all(|i| raw.byte(i) == 4));
-
-            let mut owned = Volatile::new(64 * PAGE).unwrap();
-            owned.pin_mut().unwrap().fill(5);
-            owned.offer_now().unwrap();
-            let pinned = owned.pin().unwrap();
-            assert_eq!(pinned.outcome(), Outcome::Intact);
-            let mut pinned = Some(pinned);
-            let kept = child_keeps(owned.as_ptr(), owned.len(), || {
-                pinned = None;
-                owned.offer_now().unwrap();
-                assert_eq!(owned.pin().unwrap().outcome(), Outcome::Intact);
-            });
-            assert!(kept, "an object that the child had pinned");
-            assert!(owned.pin().unwrap().iter().all(|byte| *byte == 5));
-
-            let offers_soon = Duration::from_millis(20);
-            pool::configure(
-                pool::Settings::default()
-                    .with_huge_pages(pool::HugePages::Never)
-                    .with_offer_after(offers_soon)
-                    .with_return_after(Duration::from_secs(1000)),
-            );
-            pool::prepare().unwrap();
-            let layout = Layout::from_size_align(64 * PAGE, PAGE).unwrap();
-            let run = pool::Pool.alloc(layout).unwrap().cast::<u8>();
-            // SAFETY: the run's own bytes.
-            unsafe { run.as_ptr().write_bytes(6, layout.size()) };
-            let kept = child_keeps(run.as_ptr(), layout.size(), || {
-                // SAFETY: allocated above, and this process does not use it any more.
-                unsafe { pool::Pool.dealloc(run, layout) };
-                let start = Instant::now();
-                while pool::stats().offered == 0 && start.elapsed() < Duration::from_secs(5) {
-                    std::thread::sleep(offers_soon);
-                }
-                println!("{} runs of the pool were offered", pool::stats().offered);
-                assert_eq!(pool::Pool.alloc(layout).unwrap().cast(), run);
+        let raw = Raw::anonymous(64);
+        (0..64).for_each(|i| raw.set(i, 4));
+        let at = raw.start as *mut u8;
+        // SAFETY: this test's own memory, which stays as it is while it is marked.
+        let marked = |now: &dyn Fn()| unsafe {
+            mark(at, raw.len).unwrap();
+            now();
+            assert_eq!(unmark(at, raw.len), Ok(Outcome::Intact));
+        };
+        // SAFETY: as above.
+        let offer = || unsafe { offer_now(at, raw.len) };
+        // From now on tenure takes the pages for the process's own until a fork.
+        marked(&|| offer().unwrap());
+        let kept = child_keeps(at, raw.len, nothing, || {
+            // A child is never left without its data for a purge, either.
+            marked(&|| {
+                assert_eq!(offer().unwrap_err().errno(), libc::EBUSY);
                 // SAFETY: as above.
-                unsafe { run.as_ptr().write_bytes(7, layout.size()) };
+                assert_eq!(unsafe { purge_now(at, raw.len) }.unwrap_err().errno(), libc::EBUSY);
             });
-            assert!(kept, "memory of the pool that the child uses");
-        },
-    );
+            (0..64).for_each(|i| raw.set(i, 4));
+        });
+        assert!(kept, "a range that the child has not marked");
+        marked(&|| offer().unwrap());
+
+        let mut owned = Volatile::new(64 * PAGE).unwrap();
+        owned.pin_mut().unwrap().fill(5);
+        owned.offer_now().unwrap();
+        assert_eq!(owned.pin().unwrap().outcome(), Outcome::Intact);
+        std::mem::forget(owned.pin().unwrap());
+        let at = owned.as_ptr();
+        let kept = child_keeps(at, owned.len(), nothing, || {
+            // SAFETY: the pin that was forgotten above.
+            assert!(unsafe { owned.unpin() });
+            assert_eq!(owned.offer_now().unwrap_err().errno(), libc::EBUSY);
+            owned.pin_mut().unwrap().fill(6);
+        });
+        assert!(kept, "an object that the child had pinned");
+        owned.offer_now().unwrap();
+        assert!(owned.pin().unwrap().iter().all(|byte| *byte == 6));
+
+        let soon = Duration::from_millis(20);
+        pool::configure(
+            pool::Settings::default()
+                .with_huge_pages(pool::HugePages::Never)
+                .with_offer_after(soon)
+                .with_return_after(Duration::from_secs(1000)),
+        );
+        pool::prepare().unwrap();
+        let layout = Layout::from_size_align(64 * PAGE, PAGE).unwrap();
+        let run = pool::Pool.alloc(layout).unwrap().cast::<u8>();
+        // SAFETY: the run's own bytes.
+        unsafe { run.as_ptr().write_bytes(6, layout.size()) };
+        let kept = child_keeps(run.as_ptr(), layout.size(), nothing, || {
+            // SAFETY: allocated above, and this process does not use it any more.
+            unsafe { pool::Pool.dealloc(run, layout) };
+            let start = Instant::now();
+            let waits = || pool::stats().warm > 0 && start.elapsed() < Duration::from_secs(5);
+            while waits() {
+                std::thread::sleep(soon);
+            }
+            assert_eq!(pool::stats().offered, 0, "{:?}", pool::stats());
+            assert_eq!(pool::Pool.alloc(layout).unwrap().cast(), run);
+            // SAFETY: allocated just above.
+            unsafe { run.as_ptr().write_bytes(7, layout.size()) };
+        });
+        assert!(kept, "memory of the pool that the child uses");
+    });
+}
+
+fn nothing() {}
+
+fn pressure() -> u64 {
+    tenure::stats().total.pressure_events
+}
+
+/// A process that has dropped its privileges cannot see who has its pages. It offers copies.
+fn without_a_page_map() {
+    let raw = Raw::anonymous(64);
+    (0..64).for_each(|i| raw.set(i, 8));
+    let at = raw.start as *mut u8;
+    // SAFETY: changes the user and a flag of this process, which has one thread.
+    let drop_privileges = || unsafe {
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 0), 0);
+        assert!(std::fs::File::open("/proc/self/pagemap").is_err());
+    };
+    // SAFETY: this process's own memory, which stays as it is while it is marked.
+    let kept = child_keeps(at, raw.len, drop_privileges, || unsafe {
+        mark(at, raw.len).unwrap();
+        offer_now(at, raw.len).unwrap();
+        assert_eq!(unmark(at, raw.len), Ok(Outcome::Intact));
+        assert!((0..64).all(|i| raw.byte(i) == 8));
+        (0..64).for_each(|i| raw.set(i, 9));
+    });
+    assert!(kept, "a range that the child has not marked");
 }

@@ -1,69 +1,81 @@
-//! Makes pages the process's own, so that freeing them lazily harms no other process.
+//! Finds out whether pages are the process's own, before they are freed lazily.
 //!
 //! A page that was swapped out, and read back from a device that answers at once (zram), is clean
 //! in the page table and in the kernel's record of the page. `MADV_FREE` looks for other owners
 //! only of a page that is dirty or in the swap cache (Linux 6.18), so it marks such a page also
-//! where a child has it, and reclaim then takes the child's data: 64 of 64 pages, measured. A page
-//! that was populated for writing is dirty, and a shared one is copied first.
+//! where a child has it, and reclaim then takes the child's data: 64 of 64 pages, measured. (A huge
+//! page it leaves alone.)
 
 #![allow(unsafe_code, reason = "calls mincore")]
 
 use super::errno::{again, last_errno};
-use super::pagemap::{Pagemap, Pages};
-use super::{advise, page_size, populate};
+use super::pagemap::Pagemap;
+use super::{advise, page_size, populate, small_file};
 use crate::range::PageRange;
 use rustix::io::Errno;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes the range's pages that are in memory the process's own. A child that was made before has
-/// its own pages afterwards, and in a child that is made later the kernel finds the pages dirty:
-/// `MADV_FREE` in this process harms neither. Pages in swap stay there, and holes stay holes.
-/// About 5 µs for each MiB.
-///
-/// `zeros`: the range may have pages of zeros. They matter only where the page map cannot be read.
+/// Returns whether the process has the range's pages for itself, so that `MADV_FREE` takes no data
+/// of a child's. The caller makes sure that a child that is made from here on knows that the pages
+/// may go. `None`: that cannot be known here, see [`make_own`]. About 5 µs for each MiB.
+pub(crate) fn are_own(range: PageRange, pagemap: Option<&Pagemap>) -> Option<bool> {
+    match pagemap.map(|pagemap| pagemap.any_shared(range)) {
+        Some(Ok(shared)) => Some(!shared),
+        // No page was read back from swap, so each is dirty in every process that has it. The
+        // kernel marks it, and keeps it when it finds that.
+        _ if !has_swapped() => Some(true),
+        _ => None,
+    }
+}
+
+/// Makes the range's pages that are in memory the process's own, where the page map does not tell
+/// whether they are: populates for writing, which copies what a child has, too. Pages in swap stay
+/// there, and holes stay holes. About 1 µs for each page.
 ///
 /// # Errors
 /// `ENOMEM`: no memory for a copy. `EINVAL`: the program has removed the write permission.
 /// `EFAULT`: a page has gone meanwhile.
-pub(crate) fn make_own(
-    range: PageRange,
-    zeros: bool,
-    pagemap: Option<&Pagemap>,
-) -> Result<(), Errno> {
-    let mut made = Ok(());
-    let mut make = |extent: PageRange| {
-        if made.is_ok() {
-            made = populate::populate(extent, true).map_err(|stop| stop.errno);
-        }
-    };
-    match pagemap.map(|pagemap| pagemap.extents(range, Pages::Resident, &mut make)) {
-        Some(Ok(())) => made,
-        _ => {
-            each_in_memory(range, |page| {
-                if !zeros || !advise::reads_as_zeros(page) {
-                    make(page);
-                }
-            });
-            made
-        }
-    }
-}
-
-/// Calls `each` with the pages that `mincore` reports: those in memory, and the shared zero page.
-/// With all pages where the call is refused.
-fn each_in_memory(range: PageRange, mut each: impl FnMut(PageRange)) {
+pub(crate) fn make_own(range: PageRange) -> Result<(), Errno> {
     const BATCH: usize = 256;
     for piece in range.pieces(BATCH * page_size()) {
-        let mut there = [1u8; BATCH];
-        let start = piece.start as *mut std::ffi::c_void;
-        let _ = again(|| {
-            // SAFETY: the kernel writes a byte for each page of the piece, which has at most
-            // `BATCH`. It checks that the piece is mapped.
-            match unsafe { libc::mincore(start, piece.len(), there.as_mut_ptr()) } {
-                0 => Ok(()),
-                _ => Err(last_errno()),
+        let there = in_memory::<BATCH>(piece);
+        let pages = piece.pieces(page_size()).zip(there).filter(|(_, there)| there & 1 == 1);
+        for (page, _) in pages {
+            if !advise::reads_as_zeros(page) {
+                populate::populate(page, true).map_err(|stop| stop.errno)?;
             }
-        });
-        let pages = piece.pieces(page_size()).zip(there);
-        pages.filter(|(_, there)| there & 1 == 1).for_each(|(page, _)| each(page));
+        }
     }
+    Ok(())
+}
+
+/// A byte for each page, whose lowest bit says that the page is in memory, or is the shared zero
+/// page. All pages where `mincore` is refused. The range has no more pages than the result.
+pub(super) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
+    let mut there = [1u8; PAGES];
+    assert!(range.len() / page_size() <= PAGES);
+    let start = range.start as *mut c_void;
+    let _ = again(|| {
+        // SAFETY: the kernel writes a byte for each page of the range, and `there` has as many. It
+        // checks that the range is mapped.
+        match unsafe { libc::mincore(start, range.len(), there.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    });
+    there
+}
+
+/// Returns whether the machine has read any page back from swap since it was started. `true` where
+/// that cannot be known.
+fn has_swapped() -> bool {
+    /// For the whole process: the machine's count only grows.
+    static HAS: AtomicBool = AtomicBool::new(false);
+    if !HAS.load(Ordering::Relaxed) {
+        let mut buffer = [0; 4096];
+        let text = small_file::read(c"/proc/vmstat", &mut buffer).unwrap_or_default();
+        HAS.store(!text.contains("\npswpin 0\n"), Ordering::Relaxed);
+    }
+    HAS.load(Ordering::Relaxed)
 }

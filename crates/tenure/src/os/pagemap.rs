@@ -1,8 +1,9 @@
 //! Finds which pages of a range are there: by PAGEMAP_SCAN (6.7+), else by `/proc/self/pagemap`.
 
 use super::errno::again;
+use super::own_pages::in_memory;
 use super::pagemap_scan::{self, Region, Wanted, HUGE, PFN_ZERO, PRESENT, SWAPPED};
-use super::{advise, kept, page_size};
+use super::{advise, kept, page_size, populate};
 use crate::range::PageRange;
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
@@ -23,11 +24,20 @@ pub(crate) enum Pages {
     /// Pages that hold data of their own, or have it in swap. PAGEMAP_SCAN leaves the shared zero
     /// page out; without it that page counts as data.
     Data,
-    /// Pages that hold data in memory, and not in swap. The shared zero page does not count; without
-    /// PAGEMAP_SCAN, neither does a page of zeros that a fork shares.
+    /// Pages of their own that are in memory, and not in swap. Without PAGEMAP_SCAN the shared zero
+    /// page counts, too.
     Resident,
     /// Pages mapped by a huge page. Nothing is listed if the kernel does not report them.
     Huge,
+}
+
+/// Returns whether another process also maps the page, whose entry this is. Before 6.7 only its
+/// bytes distinguish the zero page from a page that a fork shares. A shared page of zeros may be
+/// taken for the zero page: losing zeros is no loss.
+fn is_shared(page: PageRange, entry: u64) -> bool {
+    entry & ENTRY_PRESENT != 0
+        && entry & ENTRY_EXCLUSIVE == 0
+        && (scan_works() || !advise::reads_as_zeros(page))
 }
 
 /// Returns whether the page is a guard region (`MADV_GUARD_INSTALL`, 6.13+), if the kernel reports
@@ -136,11 +146,7 @@ impl Pagemap {
             let wanted = match pages {
                 Pages::Missing => !there,
                 Pages::Data => there,
-                Pages::Resident => {
-                    let page = PageRange::new(at, at + page_size());
-                    entry & ENTRY_PRESENT != 0
-                        && (entry & ENTRY_EXCLUSIVE != 0 || !advise::reads_as_zeros(page))
-                }
+                Pages::Resident => entry & ENTRY_PRESENT != 0,
                 Pages::Huge => false,
             };
             if wanted {
@@ -244,12 +250,11 @@ impl Pagemap {
         let mut shared = false;
         let mut check = |part: PageRange| {
             self.entries(part, |at, entry| {
-                if !shared && entry & ENTRY_PRESENT != 0 && entry & ENTRY_EXCLUSIVE == 0 {
-                    // Before 6.7 only its bytes distinguish the zero page from a page that a fork
-                    // shares. A shared page of zeros may be taken for the zero page: losing zeros
-                    // is no loss.
-                    let page = PageRange::new(at, at + page_size());
-                    shared = scan_works() || !advise::reads_as_zeros(page);
+                let page = PageRange::new(at, at + page_size());
+                if !shared && entry & ENTRY_PRESENT == 0 {
+                    shared = self.is_moved_and_shared(page);
+                } else if !shared {
+                    shared = is_shared(page, entry);
                 }
             })
         };
@@ -260,6 +265,33 @@ impl Pagemap {
             }
         })?;
         checked.map(|()| shared)
+    }
+
+    /// Returns whether another process also maps a page that shows as being in swap. Such a page may
+    /// be in memory: the kernel is moving it (compaction), or has not dropped its copy yet. `true`
+    /// also where that cannot be found out.
+    fn is_moved_and_shared(&self, page: PageRange) -> bool {
+        // A move takes microseconds, and a read waits for its end. The next move may come at once.
+        const LOOKS: usize = 8;
+        for _ in 0..LOOKS {
+            if in_memory::<1>(page) == [0] {
+                return false;
+            }
+            match populate::for_reading(page) {
+                Ok(()) => {}
+                // A poisoned page, or a guard: without data.
+                Err(Errno::FAULT | Errno::HWPOISON) => return false,
+                Err(_) => return true,
+            }
+            let mut found = 0;
+            if self.entries(page, |_, entry| found = entry).is_err() {
+                return true;
+            }
+            if found & ENTRY_PRESENT != 0 {
+                return is_shared(page, found);
+            }
+        }
+        true
     }
 
     /// Returns whether each page of the range is one that was written, in memory or in swap. Without

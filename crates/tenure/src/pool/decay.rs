@@ -9,7 +9,7 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, leave, queue, slot, thread_cache};
-use crate::os::own_pages::make_own;
+use crate::os::own_pages::are_own;
 use crate::os::pagemap::Pagemap;
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
@@ -473,12 +473,12 @@ impl Item {
             return true;
         }
         let range = PageRange::new(start, end);
-        // A child that was made without fork handlers may use the run.
-        let own = self.offer && make_own(range, true, Pagemap::open().ok().as_ref()).is_ok();
+        // A child that was made without fork handlers, before the run was freed, may use it.
+        let own = self.offer && are_own(range, Pagemap::open().ok().as_ref()) == Some(true);
         // SAFETY: a part of a free run, and the `QUEUED` state gives the run to this thread alone.
         if self.offer && (!own || unsafe { advise::free(range) }.is_err()) {
-            // The kernel refused, or the pages are locked. The slices that were offered already are
-            // returned too.
+            // The pages are not this process's alone, or are locked, or the kernel refused. The
+            // slices that were offered already are returned too.
             (self.offer, self.done) = (false, 0);
             return false;
         }

@@ -7,7 +7,7 @@ use super::holes;
 use super::list::{listed, List};
 use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
-use crate::os::own_pages::make_own;
+use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
 use crate::os::{self, advise, lru, page_size, populate, words};
@@ -176,18 +176,31 @@ fn tell(
             result = Err(Refusal::Wanted);
             break;
         }
-        told.push(piece)?;
         // After the word says that the range is offered: a child that is made from here on knows
-        // it, and a child from before, made without fork handlers, must keep its pages.
-        let own = make_own(piece, !claim.is(flag::DENSE), pagemap).map_err(Refusal::not_own);
+        // it. A child from before, made without fork handlers, must keep its pages.
+        result = match are_own(piece, pagemap) {
+            Some(true) => Ok(()),
+            Some(false) => {
+                // The next offer looks before it has anything watched.
+                claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
+                Err(Refusal::Shared)
+            }
+            None => make_own(piece).map_err(Refusal::not_own),
+        };
+        if result.is_err() {
+            if told.is_empty() {
+                claim.taken_back();
+            }
+            break;
+        }
+        told.push(piece)?;
         // SAFETY: a part of a range that is marked volatile, or owned and not pinned, so its
         // contents may go. The claim keeps it from being unmapped meanwhile.
-        let freed = own.and_then(|()| unsafe { advise::free(piece) }.map_err(Refusal::not_freed));
-        if freed.is_err() {
+        if let Err(errno) = unsafe { advise::free(piece) } {
             // The kernel may have freed one mapping before it met another that is locked. So the
             // piece counts as offered and stays watched.
             add(&COUNTERS.refused_offers, 1);
-            result = freed;
+            result = Err(Refusal::not_freed(errno));
             break;
         }
     }
@@ -271,7 +284,7 @@ fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool
     if shared == Some(false) {
         claim.tracked().exclusive_at.store(now, Ordering::Relaxed);
     }
-    // If it is not known, the pages are offered: `make_own` copies those that are shared.
+    // If it is not known, `tell` decides.
     shared == Some(true)
 }
 
