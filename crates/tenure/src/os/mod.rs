@@ -30,6 +30,7 @@ pub(crate) mod mapping_list;
 pub(crate) mod maps;
 pub(crate) mod maps_line;
 pub(crate) mod memory_group;
+pub(crate) mod mincore;
 pub(crate) mod mlock;
 pub(crate) mod mounts;
 pub(crate) mod once;

@@ -6,14 +6,11 @@
 //! where a child has it, and reclaim then takes the child's data: 64 of 64 pages, measured. (A huge
 //! page it leaves alone.)
 
-#![allow(unsafe_code, reason = "calls mincore")]
-
-use super::errno::{again, last_errno};
+use super::mincore::in_memory;
 use super::pagemap::Pagemap;
 use super::{advise, page_size, populate, small_file};
 use crate::range::PageRange;
 use rustix::io::Errno;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Returns whether the process has the range's pages for itself, so that `MADV_FREE` takes no data
@@ -48,23 +45,6 @@ pub(crate) fn make_own(range: PageRange) -> Result<(), Errno> {
         }
     }
     Ok(())
-}
-
-/// A byte for each page, whose lowest bit says that the page is in memory, or is the shared zero
-/// page. All pages where `mincore` is refused. The range has no more pages than the result.
-pub(super) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
-    let mut there = [1u8; PAGES];
-    assert!(range.len() / page_size() <= PAGES);
-    let start = range.start as *mut c_void;
-    let _ = again(|| {
-        // SAFETY: the kernel writes a byte for each page of the range, and `there` has as many. It
-        // checks that the range is mapped.
-        match unsafe { libc::mincore(start, range.len(), there.as_mut_ptr()) } {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    });
-    there
 }
 
 /// Returns whether the machine has read any page back from swap since it was started. `true` where

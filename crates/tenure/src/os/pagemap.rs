@@ -1,7 +1,7 @@
 //! Finds which pages of a range are there: by PAGEMAP_SCAN (6.7+), else by `/proc/self/pagemap`.
 
 use super::errno::again;
-use super::own_pages::in_memory;
+use super::mincore::in_memory;
 use super::pagemap_scan::{self, Region, Wanted, HUGE, PFN_ZERO, PRESENT, SWAPPED};
 use super::{advise, kept, page_size, populate};
 use crate::range::PageRange;

@@ -248,7 +248,7 @@ fn a_child_that_may_make_no_thread_uses_its_cache() {
         };
         assert_eq!(forked(|| confined(kill())), Ended::Well);
         assert_eq!(forked(|| confined(refuse())), Ended::Well);
-        assert!(tenure::end_background_threads());
+        assert!(tenure::end_background_threads(), "{}", threads_there());
         confined(refuse());
     });
 }

@@ -229,6 +229,16 @@ pub fn threads_sleep(at_most: Duration) {
     }
 }
 
+/// What each thread of the process does: its name, its state, and where in the kernel it is.
+pub fn threads_there() -> String {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let about = tasks.map(|task| {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        format!("{}{}{}", read("stat"), read("syscall"), read("stack"))
+    });
+    about.collect()
+}
+
 /// [`forked`] by a plain system call, which calls no fork handlers. The first one in a process comes
 /// when tenure's threads have started.
 pub fn raw_forked(body: impl FnOnce()) -> Ended {

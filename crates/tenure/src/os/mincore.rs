@@ -1,0 +1,26 @@
+//! Which pages are in memory, by `mincore`: also of a process that cannot read its page map.
+
+#![allow(unsafe_code, reason = "calls mincore")]
+
+use super::errno::{again, last_errno};
+use super::page_size;
+use crate::range::PageRange;
+use std::ffi::c_void;
+
+/// Returns a byte for each page, whose lowest bit says that the page is in memory, or is the shared
+/// zero page. A page that the kernel is moving counts. All pages do where `mincore` is refused. The
+/// range has no more pages than the result.
+pub(super) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
+    let mut there = [1u8; PAGES];
+    assert!(range.len() / page_size() <= PAGES);
+    let start = range.start as *mut c_void;
+    let _ = again(|| {
+        // SAFETY: the kernel writes a byte for each page of the range, and `there` has as many. It
+        // checks that the range is mapped.
+        match unsafe { libc::mincore(start, range.len(), there.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    });
+    there
+}
