@@ -183,6 +183,31 @@ fn what_a_process_frees_lazily_stays_in_a_child_that_has_it_too() {
         assert!(kept, "a range that the child has not marked");
         marked(&|| offer().unwrap());
 
+        // Nothing of a range is offered where its end is a child's, too: the rest would wait long.
+        let large = Raw::anonymous(16 * MIB / PAGE);
+        let last = large.page(16 * MIB / PAGE - 64);
+        let set = |pages: std::ops::Range<usize>| pages.for_each(|i| large.set(i, 7));
+        set(0..16 * MIB / PAGE);
+        // SAFETY: this test's own memory, which stays as it is while it is marked.
+        unsafe {
+            mark(large.start as *mut u8, large.len).unwrap();
+            offer_now(large.start as *mut u8, large.len).unwrap();
+            assert_eq!(unmark(large.start as *mut u8, large.len), Ok(Outcome::Intact));
+        }
+        let kept = child_keeps(last as *const u8, 64 * PAGE, nothing, || {
+            set(0..16 * MIB / PAGE - 64);
+            // SAFETY: as above.
+            unsafe {
+                mark(large.start as *mut u8, large.len).unwrap();
+                let refused = offer_now(large.start as *mut u8, large.len).unwrap_err();
+                assert_eq!(refused.errno(), libc::EBUSY);
+                assert_eq!(tenure::stats().offered_bytes, 0);
+                assert_eq!(unmark(large.start as *mut u8, large.len), Ok(Outcome::Intact));
+            }
+            set(16 * MIB / PAGE - 64..16 * MIB / PAGE);
+        });
+        assert!(kept, "the end of a range");
+
         let mut owned = Volatile::new(64 * PAGE).unwrap();
         owned.pin_mut().unwrap().fill(5);
         owned.offer_now().unwrap();

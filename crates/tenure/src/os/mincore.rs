@@ -8,8 +8,8 @@ use crate::range::PageRange;
 use std::ffi::c_void;
 
 /// Returns a byte for each page, whose lowest bit says that the page is in memory, or is the shared
-/// zero page. A page that the kernel is moving counts. All pages do where `mincore` is refused. The
-/// range has no more pages than the result.
+/// zero page. A page that the kernel is moving counts, and one that has its copy in swap still. All
+/// pages do where `mincore` is refused. The range has no more pages than the result.
 pub(super) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
     let mut there = [1u8; PAGES];
     assert!(range.len() / page_size() <= PAGES);

@@ -247,12 +247,20 @@ impl Pagemap {
     /// the range. The shared zero page does not count: all processes map it, and the kernel never
     /// discards it.
     pub fn any_shared(&self, range: PageRange) -> Result<bool, Errno> {
+        const BATCH: usize = 64;
         let mut shared = false;
+        // What `mincore` returned last, and for which pages.
+        let (mut in_batch, mut batch) = ([0u8; BATCH], PageRange { start: 0, end: 0 });
         let mut check = |part: PageRange| {
             self.entries(part, |at, entry| {
                 let page = PageRange::new(at, at + page_size());
                 if !shared && entry & ENTRY_PRESENT == 0 {
-                    shared = self.is_moved_and_shared(page);
+                    if at >= batch.end {
+                        batch = PageRange::new(at, part.end.min(at + BATCH * page_size()));
+                        in_batch = in_memory(batch);
+                    }
+                    let there = in_batch[(at - batch.start) / page_size()] & 1 == 1;
+                    shared = there && self.is_moved_and_shared(page);
                 } else if !shared {
                     shared = is_shared(page, entry);
                 }

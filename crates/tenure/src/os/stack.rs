@@ -15,7 +15,7 @@ pub struct Stack {
 }
 
 /// One stack, and the thread that has it. Only the thread that starts another one on it, that one,
-/// and who has waited for its end write here. A thread that the C library gave a stack has no place.
+/// and a thread that has waited for its end write here. A thread that the C library gave a stack has no place.
 struct Place {
     /// The address of the guard page; 0: there is no memory yet.
     start: AtomicUsize,

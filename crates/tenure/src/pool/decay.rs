@@ -474,7 +474,9 @@ impl Item {
         }
         let range = PageRange::new(start, end);
         // A child that was made without fork handlers, before the run was freed, may use it.
-        let own = self.offer && are_own(range, Pagemap::open().ok().as_ref()) == Some(true);
+        let are_own = || are_own(range, Pagemap::open().ok().as_ref()) == Some(true);
+        // `free` leaves errno alone.
+        let own = self.offer && errno::kept(are_own);
         // SAFETY: a part of a free run, and the `QUEUED` state gives the run to this thread alone.
         if self.offer && (!own || unsafe { advise::free(range) }.is_err()) {
             // The pages are not this process's alone, or are locked, or the kernel refused. The

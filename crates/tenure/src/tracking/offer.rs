@@ -151,7 +151,7 @@ fn tell(
     told.reserve(pieces().count())?;
     let had_side = claim.known_side().is_some();
     claim.side_mut()?;
-    let mut result = Ok(());
+    let (mut result, mut owners) = (Ok(()), Ok(Owners::Unknown));
     // Pages that are made again from here on may already be covered by this offer.
     claim.clear(flag::MADE_AGAIN);
     // Owned memory stays registered as a whole from its first offer on.
@@ -176,19 +176,19 @@ fn tell(
             result = Err(Refusal::Wanted);
             break;
         }
-        // After the word says that the range is offered: a child that is made from here on knows
-        // it. A child from before, made without fork handlers, must keep its pages.
-        result = match are_own(piece, pagemap) {
-            Some(true) => Ok(()),
-            Some(false) => {
-                // The next offer looks before it has anything watched.
-                claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
-                Err(Refusal::Shared)
-            }
-            None => make_own(piece).map_err(Refusal::not_own),
+        if told.is_empty() {
+            owners = find_owners(claim, pieces(), pagemap);
+        }
+        let may_go = match owners {
+            Ok(Owners::This) => Ok(()),
+            Ok(Owners::Unknown) => make_own(piece).map_err(Refusal::not_own),
+            Err(refusal) => Err(refusal),
         };
-        if result.is_err() {
+        if may_go.is_err() {
+            result = may_go;
             if told.is_empty() {
+                // Nothing was freed, so also what was suspected meanwhile is there.
+                claim.clear(flag::SUSPECT);
                 claim.taken_back();
             }
             break;
@@ -214,6 +214,38 @@ fn tell(
         end_failed_watch(claim);
     }
     result
+}
+
+#[derive(Clone, Copy)]
+enum Owners {
+    This,
+    Unknown,
+}
+
+/// Finds out who has the pages of a range, after its word says that it is offered: a child that is
+/// made from here on knows that. A child from before, made without fork handlers, must keep its
+/// pages. All pieces before any is freed: what is left out now would wait for the next pin.
+fn find_owners(
+    claim: &Claim,
+    pieces: impl Iterator<Item = PageRange>,
+    pagemap: Option<&Pagemap>,
+) -> Result<Owners, Refusal> {
+    let mut owners = Owners::This;
+    for piece in pieces {
+        if claim.is_wanted() {
+            return Err(Refusal::Wanted);
+        }
+        match are_own(piece, pagemap) {
+            Some(true) => {}
+            Some(false) => {
+                // The next offer looks before it has anything watched.
+                claim.tracked().exclusive_at.store(0, Ordering::Relaxed);
+                return Err(Refusal::Shared);
+            }
+            None => owners = Owners::Unknown,
+        }
+    }
+    Ok(owners)
 }
 
 /// Offers the offered parts of a range once more. Threads that touched purged pages have had them
