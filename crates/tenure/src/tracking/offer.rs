@@ -249,8 +249,8 @@ fn find_owners(
 }
 
 /// Offers the offered parts of a range once more. Threads that touched purged pages have had them
-/// made again, and such a page belongs to the program until it is offered again. A child that has
-/// one of these pages, too, has them offered, as its word says.
+/// made again, and such a page belongs to the program until it is offered again. A child that also
+/// has such a page knows that the range is offered.
 ///
 /// A thread that pins the range meanwhile waits for the claim, so it finds the pages that go now as
 /// gone.
