@@ -267,7 +267,7 @@ pub(crate) mod own_pages {
         Some(true)
     }
 
-    pub(crate) fn make_own(_: super::PageRange) -> Result<(), super::Errno> {
+    pub(crate) fn make_own(_: super::PageRange, _: bool) -> Result<(), super::Errno> {
         unreachable!()
     }
 }

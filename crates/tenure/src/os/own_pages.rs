@@ -29,21 +29,29 @@ pub(crate) fn are_own(range: PageRange, pagemap: Option<&Pagemap>) -> Option<boo
 
 /// Makes the range's pages that are in memory the process's own, where the page map does not tell
 /// whether they are: populates for writing, which copies what a child has, too. Pages in swap stay
-/// there, and holes stay holes. About 1.1 µs for each page (64 MiB in 70 ms).
+/// there, and holes stay holes. About 0.1 µs for each page.
+///
+/// `zeros`: the range may have many pages that read as the shared zero page, and these are to stay.
+/// To find them takes 1 µs for each page.
 ///
 /// # Errors
 /// `ENOMEM`: no memory for a copy. `EINVAL`: the program has removed the write permission.
 /// `EFAULT`: a page has gone meanwhile.
-pub(crate) fn make_own(range: PageRange) -> Result<(), Errno> {
+pub(crate) fn make_own(range: PageRange, zeros: bool) -> Result<(), Errno> {
     const BATCH: usize = 256;
+    let make = |extent: PageRange| populate::populate(extent, true).map_err(|stop| stop.errno);
     for piece in range.pieces(BATCH * page_size()) {
         let there = in_memory::<BATCH>(piece);
-        let pages = piece.pieces(page_size()).zip(there).filter(|(_, there)| there & 1 == 1);
-        for (page, _) in pages {
-            if !advise::reads_as_zeros(page) {
-                populate::populate(page, true).map_err(|stop| stop.errno)?;
-            }
+        let mut extent: Option<PageRange> = None;
+        for (page, there) in piece.pieces(page_size()).zip(there) {
+            let stays = there & 1 == 0 || zeros && advise::reads_as_zeros(page);
+            extent = match extent.take() {
+                Some(before) if stays => make(before).map(|()| None)?,
+                Some(before) => Some(PageRange::new(before.start, page.end)),
+                None => (!stays).then_some(page),
+            };
         }
+        extent.map_or(Ok(()), make)?;
     }
     Ok(())
 }

@@ -15,7 +15,8 @@ pub struct Stack {
 }
 
 /// One stack, and the thread that has it. Only the thread that starts another one on it, that one,
-/// and a thread that has waited for its end write here. A thread that the C library gave a stack has no place.
+/// and a thread that has waited for its end write here. A thread that the C library gave a stack
+/// has no place.
 struct Place {
     /// The address of the guard page; 0: there is no memory yet.
     start: AtomicUsize,
@@ -100,9 +101,13 @@ impl Stack {
     /// Waits until the kernel no longer counts these threads of [`threads`](Stack::threads).
     /// `false`: one has not ended until then.
     pub(crate) fn wait_for_end(&self, threads: &Threads, last: &AtomicI32, until: Instant) -> bool {
-        let mut each = self.places.iter().zip(threads.on_stacks);
+        // A number stays here when its thread has ended, and a thread of the program's may get it.
+        let replaced = |number: i32| number != NO_THREAD && !tid::is_programs(number);
+        let on_stacks = self.places.iter().zip(threads.on_stacks);
         tid::wait_for_end_of(threads.last, last, until)
-            && each.all(|(place, number)| tid::wait_for_end_of(number, &place.thread, until))
+            && on_stacks
+                .filter(|(_, number)| replaced(*number))
+                .all(|(place, number)| tid::wait_for_end_of(number, &place.thread, until))
     }
 
     unsafe fn create(
@@ -247,6 +252,32 @@ mod tests {
         let local = 0u8;
         LAST.store(std::ptr::from_ref(&local) as u64, Ordering::Release);
         std::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_thread_of_the_programs_that_has_the_number_of_one_that_ended_is_not_waited_for() {
+        in_child(this_test!(), &[], || {
+            static ONE: Stack = Stack::new();
+            let none = AtomicI32::new(0);
+            let ends = |name: &str| {
+                let (said, number) = std::sync::mpsc::channel();
+                let (stop, stopped) = std::sync::mpsc::channel::<()>();
+                let body = move || {
+                    said.send(tid::own()).unwrap();
+                    let _ = stopped.recv();
+                };
+                let thread =
+                    std::thread::Builder::new().name(name.to_string()).spawn(body).unwrap();
+                ONE.places[0].process.store(generation::current(), Ordering::Relaxed);
+                ONE.places[0].thread.store(number.recv().unwrap(), Ordering::Release);
+                let ended = ONE.wait_for_end(&ONE.threads(&none), &none, Instant::now());
+                drop(stop);
+                thread.join().unwrap();
+                ended
+            };
+            assert!(ends("program"));
+            assert!(!ends("tenure-test"), "this one is tenure's");
+        });
     }
 
     #[test]

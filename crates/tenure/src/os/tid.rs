@@ -56,13 +56,24 @@ pub(crate) fn wait_for_end_of(last: i32, number: &AtomicI32, until: Instant) -> 
 /// may wait for a lock, of the program's allocator for example, and the owner may be stopped until
 /// the caller goes on.
 fn is_in_the_kernel(number: i32) -> bool {
-    let mut path = [0; 64];
-    let written = write!(&mut path[..], "/proc/thread-self/../{number}/stat\0");
-    let (Ok(()), Ok(path)) = (written, CStr::from_bytes_until_nul(&path)) else { return false };
     let mut buffer = [0; 512];
-    let stat = small_file::read(path, &mut buffer).unwrap_or_default();
     // The name, in parentheses, may have any bytes.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['D', 'I']))
+    let state =
+        |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['D', 'I']));
+    file_of(number, "stat", &mut buffer).is_some_and(state)
+}
+
+/// Returns whether the thread has a name that none of tenure's has: it is the program's, and has the
+/// number of a thread that has ended.
+pub(super) fn is_programs(number: i32) -> bool {
+    let mut buffer = [0; 64];
+    file_of(number, "comm", &mut buffer).is_some_and(|name| !name.starts_with("tenure-"))
+}
+
+fn file_of<'a>(number: i32, name: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let mut path = [0; 64];
+    write!(&mut path[..], "/proc/thread-self/../{number}/{name}\0").ok()?;
+    small_file::read(CStr::from_bytes_until_nul(&path).ok()?, buffer).ok()
 }
 
 /// Returns whether the main thread has ended (`pthread_exit`). The kernel keeps its number for the

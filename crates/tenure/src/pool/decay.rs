@@ -9,7 +9,7 @@ use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, leave, queue, slot, thread_cache};
-use crate::os::own_pages::are_own;
+use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::Pagemap;
 use crate::os::{advise, errno, page_size};
 use crate::range::PageRange;
@@ -447,6 +447,15 @@ impl Work {
     }
 }
 
+/// Returns whether no child uses a part of a free run: one may that was made without fork handlers
+/// before the run was freed.
+fn is_own(range: PageRange) -> bool {
+    // A filter may end the process for these questions. Such a run is returned.
+    !worker::may_be_confined()
+        && are_own(range, Pagemap::open().ok().as_ref())
+            .unwrap_or_else(|| make_own(range, false).is_ok())
+}
+
 impl Item {
     /// The range that a system call names: the pages that may be present. With huge pages it is the
     /// whole run, so that the kernel splits none.
@@ -473,10 +482,8 @@ impl Item {
             return true;
         }
         let range = PageRange::new(start, end);
-        // A child that was made without fork handlers, before the run was freed, may use it.
-        let are_own = || are_own(range, Pagemap::open().ok().as_ref()) == Some(true);
         // `free` leaves errno alone.
-        let own = self.offer && errno::kept(are_own);
+        let own = self.offer && errno::kept(|| is_own(range));
         // SAFETY: a part of a free run, and the `QUEUED` state gives the run to this thread alone.
         if self.offer && (!own || unsafe { advise::free(range) }.is_err()) {
             // The pages are not this process's alone, or are locked, or the kernel refused. The

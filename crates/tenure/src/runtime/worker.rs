@@ -36,10 +36,14 @@ struct Worker {
     end: AtomicU64,
     /// The thread that [`stop`] waits for; 0: none, or the caller has given up.
     stop: AtomicU64,
+    /// The program has ended the thread, and no call has started it since.
+    is_ended: AtomicBool,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
     /// The seccomp filters of the thread that started it last, plus one; 0: not known.
     filters: AtomicU32,
+    /// The same of the thread that started it first.
+    first_filters: AtomicU32,
     /// The second of the monotonic clock before which no caller [starts](start_unasked) it unasked.
     not_before: AtomicU64,
     /// The kernel's number of the thread; 0: none yet.
@@ -68,8 +72,10 @@ static WORKER: Worker = Worker {
     failed: AtomicU64::new(0),
     end: AtomicU64::new(0),
     stop: AtomicU64::new(0),
+    is_ended: AtomicBool::new(false),
     guarded: AtomicBool::new(false),
     filters: AtomicU32::new(0),
+    first_filters: AtomicU32::new(0),
     not_before: AtomicU64::new(0),
     thread: AtomicI32::new(0),
     stack: Stack::new(),
@@ -285,8 +291,16 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     };
+    WORKER.is_ended.store(true, Ordering::Release);
     WORKER.stack.wait_for_end(&own, &WORKER.thread, until)
         && listener::wait_for_end(&listeners, until)
+}
+
+/// Returns whether the program may have confined itself: it has ended the thread, or has got a filter
+/// between the thread's first start and its last.
+pub(crate) fn may_be_confined() -> bool {
+    let first = WORKER.first_filters.load(Ordering::Acquire);
+    WORKER.is_ended.load(Ordering::Acquire) || WORKER.filters.load(Ordering::Acquire) != first
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
@@ -295,6 +309,11 @@ pub(super) fn stop(until: Instant) -> bool {
 /// which has reset the state: its thread ends at once.
 fn create_new(call: &'static str, process: u64) -> Result<()> {
     let number = WORKER.starts.fetch_add(1, Ordering::AcqRel) + 1;
+    let filters = filters();
+    WORKER.filters.store(filters, Ordering::Release);
+    let first = &WORKER.first_filters;
+    let _ = first.compare_exchange(0, filters, Ordering::AcqRel, Ordering::Relaxed);
+    WORKER.is_ended.store(false, Ordering::Release);
     brief::have_table_for_high_numbers();
     let body = move || {
         fork::look();
@@ -309,7 +328,6 @@ fn create_new(call: &'static str, process: u64) -> Result<()> {
         let errno = errno.unwrap_or(rustix::io::Errno::AGAIN);
         return Err(Error::system(call, "starting the background thread", errno));
     }
-    WORKER.filters.store(filters(), Ordering::Relaxed);
     Ok(())
 }
 

@@ -181,7 +181,9 @@ fn tell(
         }
         let may_go = match owners {
             Ok(Owners::This) => Ok(()),
-            Ok(Owners::Unknown) => make_own(piece).map_err(Refusal::not_own),
+            Ok(Owners::Unknown) => {
+                make_own(piece, !claim.is(flag::DENSE)).map_err(Refusal::not_own)
+            }
             Err(refusal) => Err(refusal),
         };
         if may_go.is_err() {

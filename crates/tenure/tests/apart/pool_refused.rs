@@ -3,7 +3,7 @@
 use crate::pool_kit::*;
 use rustix::io::Errno;
 use std::time::Duration;
-use tenure::pool::{self, Settings};
+use tenure::pool::{self, HugePages, Settings};
 use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
 use tenure_testkit::{in_child, this_test};
 
@@ -215,5 +215,49 @@ fn addresses_given_up_are_the_programs() {
         give(held);
         give(again);
         wait_for("all returned", Duration::from_secs(30), |s| s.warm + s.offered == 0);
+    });
+}
+
+/// The pool offers blocks, and asks the kernel first who has their pages: not once the program may
+/// have confined itself.
+fn goes_on_under(kills: &'static [libc::c_long]) {
+    pool::configure(Settings::default().with_huge_pages(HugePages::Never));
+    pool::prepare().unwrap();
+    let take_all = || -> Vec<_> { (0..256).map(|_| take(1 << 20)).collect() };
+    let runs = take_all();
+    runs.iter().for_each(|run| sign(*run, 1 << 20, 1));
+    runs.into_iter().for_each(give);
+    let runs = take_all();
+    assert!(tenure::end_background_threads());
+    let calls = kills.iter().copied().map(Call::Number);
+    calls.fold(Filter::new(), Filter::kill).install_this_thread().unwrap();
+    runs.into_iter().for_each(give);
+    take_all().into_iter().for_each(give);
+    std::thread::sleep(Duration::from_secs(2));
+    println!("{:?}", pool::stats());
+}
+
+#[test]
+fn under_a_filter_a_free_asks_the_kernel_nothing() {
+    in_child(this_test!(), &[], || {
+        goes_on_under(&[
+            libc::SYS_openat,
+            libc::SYS_pread64,
+            libc::SYS_ioctl,
+            libc::SYS_mincore,
+            libc::SYS_process_vm_readv,
+        ]);
+    });
+}
+
+#[test]
+fn under_a_filter_that_lets_files_be_opened_the_background_thread_asks_nothing() {
+    in_child(this_test!(), &[], || {
+        goes_on_under(&[
+            libc::SYS_pread64,
+            libc::SYS_ioctl,
+            libc::SYS_mincore,
+            libc::SYS_process_vm_readv,
+        ]);
     });
 }
