@@ -3,47 +3,15 @@
 #![allow(unsafe_code, reason = "makes system calls")]
 
 use crate::errno::Errno;
-use std::ffi::{c_int, c_long};
+use std::ffi::c_long;
 
 /// Makes the system call of that number. Sets errno.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
-    let result: c_long;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
-    // changes no other register.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
-    // changes no other register.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            inlateout("x0") a => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
-            options(nostack),
-        );
-    }
-    const LAST_ERRNO: c_long = 4095;
-    if (-LAST_ERRNO..0).contains(&result) {
-        Errno::set(-result as c_int);
-        return -1;
-    }
-    result
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+pub unsafe fn call(number: c_long, arguments: [c_long; 6]) -> c_long {
     // SAFETY: the caller promises that the kernel may act on these arguments.
-    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+    unsafe { tenure::launcher::system_call(number, arguments) }.unwrap_or_else(|errno| {
+        Errno::set(errno.raw_os_error());
+        -1
+    })
 }
 
 /// Makes a system call by number, with up to six arguments of any kind that fits a register.

@@ -22,6 +22,7 @@ pub(crate) mod generation;
 pub(crate) mod hugetlb;
 pub(crate) mod internal;
 pub(crate) mod kept;
+pub(crate) mod kernel;
 pub(crate) mod life_lock;
 pub(crate) mod limits;
 pub(crate) mod lock_on_fault;

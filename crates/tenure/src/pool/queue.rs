@@ -3,7 +3,7 @@
 use super::reservation::{Reservation, Spot};
 use crate::os::page_size;
 use crate::runtime::fork;
-use crate::runtime::lock::{Lock, Rank};
+use crate::runtime::lock::{self, Lock, Rank};
 use crate::runtime::published::Part;
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -108,6 +108,7 @@ fn code(spot: Spot) -> u64 {
 /// out of the queue, and is about to leave its addresses to the program. It takes no lock: an
 /// interrupted function of its thread may hold one for which the queue's holder waits.
 pub(super) fn wait_for_slice(spot: Spot) {
+    lock::assert_not_held(Rank::PoolDecay);
     fence(Ordering::SeqCst);
     while QUEUE.slice_of.load(Ordering::SeqCst) == code(spot) {
         std::thread::yield_now();

@@ -419,6 +419,15 @@ pub(crate) fn assert_order(rank: Rank) {
     }
 }
 
+/// Debug builds: asserts that the thread does not hold a lock of this rank, for whose holder it is
+/// about to wait.
+#[track_caller]
+pub(crate) fn assert_not_held(rank: Rank) {
+    if cfg!(debug_assertions) {
+        assert!(RANKS.get() & (1 << rank as u8) == 0, "tenure: waits for itself, under {rank:?}");
+    }
+}
+
 /// Debug builds: asserts that the thread holds no lock, so that it may wait, call back, allocate
 /// and unmap.
 #[track_caller]

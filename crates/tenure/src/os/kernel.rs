@@ -1,0 +1,69 @@
+//! System calls that reach the kernel in every program.
+//!
+//! The launcher defines the C library's functions on mappings, `syscall` too, and lets the pool
+//! give up its memory before such a call of the program's. It must not do so for a question of
+//! tenure's own about that memory, which may come while the memory is being offered. (rustix makes
+//! most system calls itself, too.) Calls that change a program's mapping do use the C library's
+//! functions, because another copy of tenure, the launcher's, has to see them.
+
+#![allow(unsafe_code, reason = "makes system calls")]
+
+use rustix::io::Errno;
+use std::ffi::c_long;
+
+/// Makes the system call of that number. Leaves `errno` alone.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// The kernel may act on these arguments.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_long, Errno> {
+    const LAST_ERRNO: c_long = 4095;
+    let result: c_long;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
+    // changes no other register.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller promises that the kernel may act on these arguments; the instruction
+    // changes no other register.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, in("x8") number,
+            options(nostack),
+        );
+    }
+    if (-LAST_ERRNO..0).contains(&result) {
+        return Err(Errno::from_raw_os_error(-result as i32));
+    }
+    Ok(result)
+}
+
+/// As above, by the C library: the launcher does not run on other machines.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// The kernel may act on these arguments.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_long, Errno> {
+    let _kept = super::errno::Kept::now();
+    // SAFETY: the caller promises that the kernel may act on these arguments.
+    match unsafe { libc::syscall(number, a, b, c, d, e, f) } {
+        -1 => Err(super::errno::last_errno()),
+        result => Ok(result),
+    }
+}
