@@ -5,7 +5,8 @@
 use crate::kit::{self, allocators, done, program, ALL, LARGE, MMAP, UNMAP};
 use std::process::Command;
 use tenure_testkit::build::{compiler, text};
-use tenure_testkit::{skip, sweep};
+use tenure_testkit::zram::ZramSwap;
+use tenure_testkit::{or_skip, skip, sweep};
 
 /// The library's threads keep no process alive.
 #[test]
@@ -56,6 +57,14 @@ fn the_last_thread_ends_the_process_without_proc() {
         assert!(output.status.success(), "{way}: {}", text(&output));
         assert_eq!(output.stdout, b"the last thread is done\n", "{way}: {}", text(&output));
     }
+}
+
+/// The pool asks the kernel about its pages in swap by calls that this library defines.
+#[test]
+fn blocks_whose_pages_are_in_swap_are_freed() {
+    let swap = ZramSwap::create(1 << 30);
+    program!("swapped.c").same_under_all_options();
+    or_skip!(swap);
 }
 
 /// Memory mapped over the pool's free memory, bytes granted by malloc_usable_size, populated sparse
