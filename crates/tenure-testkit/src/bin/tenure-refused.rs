@@ -12,7 +12,7 @@ use tenure_testkit::refused::suite::{judge, Outcomes, Program, Verdict};
 use tenure_testkit::refused::{profile, Profile, PROFILES};
 
 const USAGE: &str = "usage: tenure-refused [--profiles NAME,NAME…] [--programs NAME,NAME…] [--built FOLDER] [--machine]
-  --profiles  those of tenure-under-filter; without it, all of them but no-proc
+  --profiles  those of tenure-under-filter; without it, all of them
   --programs  the core's test programs; without it, those that take seconds
   --built     the folder of built test programs; without it, cargo builds them
   --machine   those profiles too that change a setting of the machine (put back however this program ends)";
@@ -29,8 +29,6 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("ranges", &["suite::"]),
     ("touch", &[]),
 ];
-/// Profiles that run only if they are named: the list does not have their skips.
-const NOT_LISTED: &[&str] = &["no-proc"];
 
 struct Options {
     profiles: Vec<&'static Profile>,
@@ -59,7 +57,7 @@ fn main() -> ExitCode {
 
 fn options() -> Result<Options, String> {
     let mut options = Options {
-        profiles: PROFILES.iter().filter(|one| !NOT_LISTED.contains(&one.name)).collect(),
+        profiles: PROFILES.iter().collect(),
         programs: PROGRAMS.to_vec(),
         machine: false,
         built: None,

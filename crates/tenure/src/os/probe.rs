@@ -5,6 +5,7 @@
 use super::advise;
 use super::maps;
 use super::memory_group;
+use super::mincore::in_memory;
 use super::pagemap::{self, Pagemap, Pages};
 use super::populate;
 use super::pressure::PressureWatch;
@@ -287,10 +288,22 @@ const TEXTS: &[(Texts, Attempt)] = &[
     ),
     (
         Texts {
+            name: "maps",
+            what: "/proc/self/maps says what kind of memory a range is",
+            consequence: "a mark of the program's own memory returns an error; objects, caches and the \
+                          pool work",
+            remedy: "mount /proc",
+            newer: None,
+            absent: Status::Missing,
+        },
+        try_maps,
+    ),
+    (
+        Texts {
             name: "procmap_query",
             what:
                 "the first mark of a range looks up its mappings singly (PROCMAP_QUERY, 6.11+)",
-            consequence: "tenure reads /proc/self/maps instead, about 1 µs for each mapping there is",
+            consequence: "tenure reads all of /proc/self/maps instead, about 1 µs for each mapping there is",
             remedy: "allow ioctl on /proc/self/maps (PROCMAP_QUERY); it needs /proc",
             newer: Some(((6, 11), "use Linux 6.11 or later")),
             absent: Status::Degraded,
@@ -485,12 +498,11 @@ fn try_touch_read() -> Result<(), Cause> {
 
 fn try_page_out() -> Result<(), Cause> {
     let page = dirty_page()?;
-    let pagemap = Pagemap::open().map_err(Some)?;
     // SAFETY: a scratch page of this function's own, whose contents are not needed.
     unsafe { advise::free(page.range())? };
     for _ in 0..8 {
         advise::page_out(page.range())?;
-        if pagemap.count(page.range(), Pages::Missing) == Ok(page_size()) {
+        if in_memory::<1>(page.range()) == [0] {
             return Ok(());
         }
     }
@@ -513,6 +525,13 @@ fn try_pagemap_scan() -> Result<(), Cause> {
     // The scan must distinguish the zero page from data.
     let data = pagemap.count(page.range(), Pages::Data).map_err(Some)?;
     ensure(pagemap::scan_works() && data == 0)
+}
+
+fn try_maps() -> Result<(), Cause> {
+    let page = scratch_page()?;
+    let mut mapped = 0;
+    maps::each_mapping(page.range(), |_| mapped += 1).map_err(Some)?;
+    ensure(mapped == 1)
 }
 
 fn try_procmap_query() -> Result<(), Cause> {

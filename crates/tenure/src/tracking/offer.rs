@@ -355,7 +355,8 @@ pub(super) fn make_readable(
 /// In a fork the kernel skips the page tables of a mapping that was never written, because touches
 /// in the child would make the pages. But the child watches the range, and a zero page that is
 /// missing there counts as purged. A request to fill a page that is present changes nothing, except
-/// that the mapping then counts as written.
+/// that the mapping then counts as written. Without a list of the mappings each page is a part of
+/// its own.
 fn have_forks_copy(
     claim: &Claim,
     piece: PageRange,
@@ -366,12 +367,16 @@ fn have_forks_copy(
         return Ok(());
     }
     let (mut parts, mut noted) = (List::new(), Ok(()));
-    os::maps::each_mapping(piece, |mapping| {
+    let listed_all = os::maps::each_mapping(piece, |mapping| {
         let (start, end) = (mapping.start.max(piece.start), mapping.end.min(piece.end));
         if noted.is_ok() {
             noted = parts.push(PageRange { start, end });
         }
-    })?;
+    });
+    if listed_all.is_err() {
+        parts = List::with_room(piece.len() / page_size())?;
+        noted = piece.pieces(page_size()).try_for_each(|page| parts.push(page));
+    }
     noted?;
     for part in parts.iter() {
         // A page that is still missing is lost, and the program makes it again.

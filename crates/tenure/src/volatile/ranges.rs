@@ -13,6 +13,7 @@ use crate::tracking::settings::{purge_always, Priority};
 use crate::tracking::state::RangeId;
 use crate::tracking::unmark::{self, Failed, Fast};
 use crate::tracking::{self, backpressure};
+use rustix::io::Errno;
 use std::ops::Range;
 
 /// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel.
@@ -418,6 +419,12 @@ fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
             text!("the memory at {at:#x} is not both readable and writable"),
             "mprotect it to PROT_READ|PROT_WRITE first",
         ),
+        Unfit::Unknown(errno @ (Errno::NOENT | Errno::ACCESS)) => error(
+            ErrorKind::System,
+            text!("/proc/self/maps, which says what kind of memory it is, cannot be read"),
+            "mount /proc, or use a Volatile object or a Cache, whose memory is tenure's own",
+        )
+        .with_errno(errno.raw_os_error()),
         Unfit::Unknown(errno) => {
             Error::system(call, "looking up the mapping in /proc/self/maps", *errno)
         }

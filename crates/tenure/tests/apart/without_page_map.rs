@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tenure::volatile::{self, Refill};
 use tenure::{Mapping, Outcome, PageSize, Volatile};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{as_nobody, in_child, or_skip, skip, this_test};
 
 const LEN: usize = 64 * MIB;
@@ -196,5 +197,33 @@ fn zeros_beside_a_loss_stay() {
         let pinned = buffer.pin().unwrap();
         reclaim(at as usize + PAGE, PAGE);
         assert!(pinned[PAGE..].iter().all(|byte| *byte == 0));
+    });
+}
+
+/// Where there is no /proc, the mappings of an object are not listed either. A child, too, finds all
+/// that was not lost: also what was never written, which a fork does not copy by itself.
+#[test]
+fn an_object_is_offered_where_no_file_can_be_opened() {
+    in_child(this_test!(), &[], || {
+        let opens = [
+            libc::SYS_openat,
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open,
+        ];
+        let refuse = |filter: Filter, call| filter.refuse(Call::Number(call), Errno::NOENT);
+        or_skip!(opens.into_iter().fold(Filter::new(), refuse).install_this_thread());
+        let mut buffer = Volatile::builder(64 * PAGE).pages(PageSize::System).build().unwrap();
+        buffer.pin_mut().unwrap()[..PAGE].fill(7);
+        for _ in 0..2 {
+            buffer.offer_now().unwrap();
+            let ended = forked(|| {
+                let pinned = buffer.pin().unwrap();
+                assert_eq!(pinned.outcome(), Outcome::Intact);
+                assert!(pinned[..PAGE].iter().all(|byte| *byte == 7));
+                assert!(pinned[PAGE..].iter().all(|byte| *byte == 0));
+            });
+            assert_eq!(ended, Ended::Well);
+            assert_eq!(buffer.pin().unwrap().outcome(), Outcome::Intact);
+        }
     });
 }
