@@ -222,6 +222,14 @@ fn plus_plus() {
     program!(compiler("CXX", "c++"), &CPP_WARNINGS, "tests/c/plus_plus.cpp");
 }
 
+/// The process ends in five ways while threads use caches and objects. Handlers at exit, and
+/// destructors of static and thread-local objects, use and free them.
+#[test]
+fn exits() {
+    let filters = &[None, Some(&without_userfaultfd())];
+    program!(compiler("CXX", "c++"), &CPP_WARNINGS, "tests/c/exits.cpp", &[], filters);
+}
+
 #[test]
 fn eight_lines() {
     program!(compiler("CC", "cc"), &C_WARNINGS, "examples/eight_lines.c");
