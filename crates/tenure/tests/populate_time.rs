@@ -32,9 +32,12 @@ fn ended_early(raw: &Raw, failed: &Failed, kind: ErrorKind) {
     let report = &failed.report;
     let missing = report.first_missing.expect("it did not come to its end");
     assert!(report.populated < report.bytes);
-    assert!(report.populated > 0);
     // Pieces go out in order: the pages before the first missing one are done.
     assert_eq!(missing - raw.start, report.populated as usize);
+    // On a busy machine its time may be over before its threads have begun.
+    if report.populated == 0 {
+        return;
+    }
     let edge = tenure_testkit::pages::present_pages(missing - 2 * MIB, 4 * MIB);
     assert!(edge[..512].iter().all(|there| *there), "the pages before it are there");
     // A huge page in which a piece ended would reach further; pieces end at their boundaries.

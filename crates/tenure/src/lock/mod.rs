@@ -9,9 +9,9 @@
 //! use tenure::lock::{self, When};
 //! let memory = tenure::Mapping::anonymous(64 << 10)?;
 //! let whole = lock::lock(memory.as_ptr(), memory.len(), When::OnFault)?;
-//! let secret = lock::lock(memory.as_ptr(), 4096, When::Now)?; // another guard
+//! let first = lock::lock(memory.as_ptr(), 4096, When::Now)?; // another guard
 //! drop(whole);
-//! assert_eq!(secret.receipt()?.full_bytes(), 4096);
+//! assert_eq!(first.receipt()?.full_bytes(), 4096);
 //! # Ok(()) }
 //! ```
 //!
@@ -20,6 +20,7 @@
 //! | a range locked while a guard lives | [`lock`](fn@lock) |
 //! | a large range usable at once, and resident soon | [`gradually()`] |
 //! | the part of a range that was used last, up to a budget | [`within()`] |
+//! | a buffer for a key or a password | [`Secret`] |
 //! | to see which memory is really locked | [`receipt()`] |
 //! | to know whether a lock would be allowed, and the lines that raise the limit | [`explain()`] |
 //! | the calls as C has them, without a guard | [`mlock2()`], [`munlock2`], [`mlockall()`], [`munlockall2`], [`mmap_on_fault`] |
@@ -57,6 +58,7 @@ mod map_on_fault;
 mod mlock2;
 mod mlockall;
 mod receipt;
+mod secret;
 mod within;
 
 pub use self::mlockall::{mlockall, munlockall2, Scope};
@@ -68,6 +70,7 @@ pub use kinds::{Kinds, When};
 pub use map_on_fault::{mmap, mmap_on_fault};
 pub use mlock2::{mlock2, munlock2};
 pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
+pub use secret::Secret;
 pub use within::{within, Within, WithinStatus};
 
 /// Drops all claims on a range that is being unmapped, so that the next mapping there neither

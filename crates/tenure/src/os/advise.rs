@@ -125,6 +125,11 @@ pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
     }
 }
 
+/// Keeps the range out of core dumps.
+pub(crate) fn keep_from_dumps(range: PageRange) -> Result<(), Errno> {
+    flag(range, Advice::LinuxDontDump)
+}
+
 /// Makes the range read as zeros in a child after fork.
 pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxWipeOnFork)

@@ -1,0 +1,163 @@
+//! A secret is in no swap, core dump or child, and not in memory that was given back. Each test
+//! looks for other bytes, too, which are there: it would find the secret.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use tenure::lock::{receipt, Secret};
+use tenure::Mapping;
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::zram::ZramSwap;
+use tenure_testkit::{in_child, or_skip, run_child, skip, this_test, Competitor, MemoryCgroup};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+/// What each page of a kind of memory begins with. It is made from the number when it is needed, so
+/// that no copy of it lies in memory.
+const PLAIN: u64 = 3;
+const SECRET: u64 = 5;
+
+fn word(kind: u64, at: u64) -> u64 {
+    (at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(kind as u32 * 7) ^ kind
+}
+
+fn write(bytes: &mut [u8], kind: u64) {
+    for page in bytes.chunks_mut(PAGE) {
+        for (at, eight) in page[..64].chunks_mut(8).enumerate() {
+            eight.copy_from_slice(&word(kind, at as u64).to_le_bytes());
+        }
+    }
+}
+
+fn is_of(kind: u64, bytes: &[u8]) -> bool {
+    let mut words = bytes[..64].chunks(8).enumerate();
+    words.all(|(at, eight)| eight == word(kind, at as u64).to_le_bytes())
+}
+
+/// Returns how many places of the file begin as a page of that kind does.
+fn found(file: &Path, kind: u64, step: usize) -> usize {
+    let file = fs::File::open(file).unwrap();
+    let mut buffer = vec![0; MIB + 64];
+    let mut count = 0;
+    for start in (0..).step_by(MIB) {
+        let len = file.read_at(&mut buffer, start).unwrap();
+        if len < 64 {
+            return count;
+        }
+        let starts = (0..(len - 63).min(MIB)).step_by(step);
+        count += starts.filter(|at| is_of(kind, &buffer[*at..])).count();
+    }
+    count
+}
+
+#[test]
+fn it_is_not_on_swap() {
+    in_child(this_test!(), &[], || {
+        let swap = or_skip!(ZramSwap::create(256 << 20));
+        let group = or_skip!(MemoryCgroup::create("secret", 64 << 20));
+        let mut competitor = or_skip!(Competitor::spawn(Some(&group)));
+        group.allow_swap().unwrap();
+        group.enter_self().unwrap();
+        let mut plain = Mapping::anonymous(16 * MIB).unwrap();
+        let mut secret = Secret::new(4 * MIB).unwrap();
+        write(plain.as_mut_slice(), PLAIN);
+        write(&mut secret, SECRET);
+        competitor.need(56 << 20).unwrap();
+        let on_swap = found(swap.device(), PLAIN, PAGE);
+        println!("{on_swap} plain pages are on swap");
+        assert!(on_swap > 0, "the group's limit had no effect");
+        assert_eq!(found(swap.device(), SECRET, PAGE), 0);
+        assert!(secret.chunks(PAGE).all(|page| is_of(SECRET, page)));
+    });
+}
+
+#[test]
+fn it_is_not_in_a_core_dump() {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    if pattern.trim().is_empty() || pattern.contains(['|', '/']) {
+        skip!("the kernel writes no core dump into the process's directory: {pattern:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let name = [("TENURE_TEST_DUMPS", dir.path().to_str().unwrap())];
+    let ended = run_child(this_test!(), &name, || {
+        let unlimited =
+            libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the kernel reads the local.
+        if unsafe { libc::setrlimit(libc::RLIMIT_CORE, &unlimited) } != 0 {
+            skip!("the limit of core dumps is too low");
+        }
+        std::env::set_current_dir(std::env::var("TENURE_TEST_DUMPS").unwrap()).unwrap();
+        let mut plain = Mapping::anonymous(PAGE).unwrap();
+        let mut secret = Secret::new(PAGE).unwrap();
+        write(plain.as_mut_slice(), PLAIN);
+        write(&mut secret, SECRET);
+        std::process::abort();
+    });
+    if ended.finished() {
+        skip!("the limit of core dumps is too low");
+    }
+    let dump = fs::read_dir(dir.path()).unwrap().next().map(|file| file.unwrap().path());
+    let Some(dump) = dump else { panic!("no core dump: {}, {}", ended.status, ended.output) };
+    assert_eq!(found(&dump, PLAIN, 8), 1);
+    assert_eq!(found(&dump, SECRET, 8), 0);
+}
+
+#[test]
+fn a_child_has_zeros() {
+    in_child(this_test!(), &[], || {
+        let mut secret = Secret::new(PAGE + 1).unwrap();
+        let mut plain = Mapping::anonymous(PAGE).unwrap();
+        write(plain.as_mut_slice(), PLAIN);
+        write(&mut secret[..PAGE], SECRET);
+        secret[PAGE] = 7;
+        let locked = receipt(secret.as_ptr(), secret.len()).unwrap();
+        let pages = 2 * PAGE as u64;
+        assert_eq!((locked.on_fault_bytes(), locked.resident_bytes()), (pages, pages));
+        // SAFETY: the child looks at its memory, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_wiped = secret.iter().all(|byte| *byte == 0);
+            let well = is_wiped && is_of(PLAIN, plain.as_slice());
+            drop(secret);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!well)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for this test's own child, and writes its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child has seen the secret, or not its other memory");
+        assert!(is_of(SECRET, &secret) && secret[PAGE] == 7);
+    });
+}
+
+/// The kernel refuses to unmap it here, so the memory stays to look at.
+#[test]
+fn its_memory_is_zeros_at_the_end() {
+    in_child(this_test!(), &[], || {
+        let secret = {
+            let mut secret = Secret::new(2 * PAGE).unwrap();
+            write(&mut secret, SECRET);
+            secret
+        };
+        let (at, len) = (secret.as_ptr(), secret.len());
+        let calls = [libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_mmap];
+        let refuse = |filter: Filter, call| filter.refuse(Call::Number(call), Errno::PERM);
+        or_skip!(calls.into_iter().fold(Filter::new(), refuse).install_this_thread());
+        drop(secret);
+        // SAFETY: the pages are still mapped, or this test ends with SIGSEGV.
+        let left = unsafe { std::slice::from_raw_parts(at, len) };
+        assert!(left.iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn what_cannot_be_protected_is_no_secret() {
+    assert_eq!(Secret::new(0).unwrap_err().errno(), libc::EINVAL);
+    in_child(this_test!(), &[], || {
+        let refuse = Filter::new().refuse(Call::Number(libc::SYS_madvise), Errno::PERM);
+        or_skip!(refuse.install_this_thread());
+        let refused = Secret::new(PAGE).unwrap_err();
+        assert_eq!(refused.errno(), libc::EPERM);
+        assert!(refused.to_string().contains("MADV_DONTDUMP"), "{refused}");
+    });
+}
