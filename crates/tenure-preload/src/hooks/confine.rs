@@ -19,12 +19,23 @@ use crate::errno::missing;
 use crate::keeper::{self, Threads};
 use crate::real;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-fn filter_comes() {
+/// For the whole process: a thread has asked for seccomp's strict mode. Its frees must make no call.
+static IS_STRICT: AtomicBool = AtomicBool::new(false);
+
+fn filter_comes(is_strict: bool) {
     keeper::end(Threads::Never);
     if keeper::is_own_process() {
         ending::end_before_filter();
+        IS_STRICT.fetch_or(is_strict, Ordering::Relaxed);
     }
+}
+
+/// Whether a call other than `read`, `write` and `exit` may end the process. A block of the pool that
+/// is freed then stays mapped.
+pub fn is_strict() -> bool {
+    IS_STRICT.load(Ordering::Relaxed)
 }
 
 /// Called before `prctl`.
@@ -32,7 +43,8 @@ pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) {
     let mode = mode as u32;
     match option {
         // Without a filter the program only probes whether the kernel supports filters.
-        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT || filter != 0 => filter_comes(),
+        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT => filter_comes(true),
+        libc::PR_SET_SECCOMP if filter != 0 => filter_comes(false),
         libc::PR_SET_NO_NEW_PRIVS | libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => {
             keeper::end(Threads::Later);
         }
@@ -46,9 +58,9 @@ pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) 
     match number {
         libc::SYS_seccomp => {
             let operation = first as c_uint;
-            let sets = operation == libc::SECCOMP_SET_MODE_FILTER && third != 0;
-            if operation == libc::SECCOMP_SET_MODE_STRICT || sets {
-                filter_comes();
+            let is_strict = operation == libc::SECCOMP_SET_MODE_STRICT;
+            if is_strict || operation == libc::SECCOMP_SET_MODE_FILTER && third != 0 {
+                filter_comes(is_strict);
             }
         }
         libc::SYS_prctl => prctl_comes(first as c_int, second as c_ulong, third as c_ulong),

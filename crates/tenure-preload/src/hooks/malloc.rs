@@ -1,6 +1,7 @@
 //! malloc and related functions: the pool serves large requests, and the next allocator serves all
 //! others.
 
+use super::confine;
 use crate::errno::Errno;
 use crate::serving::ALLOCATIONS;
 use crate::{bootstrap_alloc, counters, keeper, real};
@@ -115,6 +116,9 @@ fn teach(size: usize) {
 #[inline(never)]
 pub unsafe fn free_run(at: *mut c_void) {
     counters::FREES_SERVED.one();
+    if confine::is_strict() {
+        return;
+    }
     if let Some(at) = NonNull::new(at.cast()) {
         if TEACHES.load(Ordering::Relaxed) {
             teach(pool::usable_size(at).unwrap_or(0));

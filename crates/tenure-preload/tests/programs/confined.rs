@@ -30,6 +30,20 @@ fn no_thread_is_left_outside_of_a_sandbox() {
     }
 }
 
+/// In seccomp's strict mode the C library frees a block of its heap without a call, and so does the
+/// launcher.
+#[test]
+fn blocks_are_freed_in_the_strict_mode() {
+    let program = program!("strict.c");
+    for way in ["prctl", "seccomp"] {
+        let expected = done(way, program.plain().arg(way));
+        for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
+            let output = done(way, program.under(options, None).arg(way));
+            assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
+        }
+    }
+}
+
 /// A filter ends the process for every call that the C library's malloc does not make. The library
 /// makes none of them.
 #[test]

@@ -19,7 +19,7 @@ pub const MIB: usize = 1 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Too long even on a machine that is busy all the time.
-const LONGEST: Duration = Duration::from_secs(120);
+pub const LONGEST: Duration = Duration::from_secs(120);
 
 /// Runs `body` in a process of its own, which a watchdog ends after four times [`PATIENCE`].
 pub fn promised(test: &str, body: impl FnOnce()) {

@@ -1,0 +1,28 @@
+/* Frees blocks of the C library's heap in seccomp's strict mode, in which every call but read, write
+ * and exit ends the process. */
+#include "check.h"
+#include <linux/seccomp.h>
+
+enum { BLOCKS = 8 };
+
+int main(int count, char **arguments) {
+    char *blocks[BLOCKS];
+    alarm(60);
+    CHECK(mallopt(M_MMAP_THRESHOLD, (int)MIB) == 1 && mallopt(M_TRIM_THRESHOLD, 1 << 28) == 1);
+    for (int round = 0; round < 20; round++) {
+        for (int n = 0; n < BLOCKS; n++) {
+            CHECK(blocks[n] = malloc(100 * KIB));
+            fill(blocks[n], 100 * KIB, n);
+        }
+        for (int n = 0; n < BLOCKS && round < 19; n++)
+            free(blocks[n]);
+    }
+    int by_prctl = count > 1 && !strcmp(arguments[1], "prctl");
+    CHECK((by_prctl ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT)
+                    : (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, NULL)) == 0);
+    for (int n = 0; n < BLOCKS; n++)
+        free(blocks[n]);
+    static const char done[] = "all blocks are freed\n";
+    int said = write(1, done, sizeof done - 1) == sizeof done - 1;
+    syscall(SYS_exit, !said);
+}
