@@ -308,6 +308,11 @@ struct tenure_made;
 struct tenure_populating;
 
 /**
+ * A buffer for a key or a password. Opaque.
+ */
+struct tenure_secret;
+
+/**
  * Volatile memory that several processes share, as one of them has it open. It consists of chunks,
  * numbered from 0. A process pins a chunk to use it. While no process has a chunk pinned, any
  * process that has the memory open may give its pages back when memory is short. The next process
@@ -2208,6 +2213,24 @@ int tenure_within_status(const struct tenure_within *w,
  * Unlocks the whole range and frees the handle. NULL does nothing.
  */
 void tenure_within_end(struct tenure_within *w);
+
+/**
+ * Makes room for `len` bytes, all zeros, and writes their address to *bytes. They are not paged out
+ * (locked on fault), not in a core dump (MADV_DONTDUMP), and zeros in a forked child
+ * (MADV_WIPEONFORK), which makes a secret of its own. tenure_secret_free overwrites them. Hibernation
+ * writes all of memory to the disk, locked or not. Whole pages are charged against RLIMIT_MEMLOCK.
+ *
+ * Errors (NULL): EINVAL: `len` is 0, or `bytes` is NULL. ENOMEM: over the limit of locked memory, or
+ * no memory. EPERM: the limit is 0. The errno of madvise, if a filter refuses one of the protections.
+ * Then there is no secret.
+ */
+struct tenure_secret *tenure_secret_new(size_t len,
+                                        void **bytes);
+
+/**
+ * Overwrites the bytes with zeros, unmaps them, and frees the handle. NULL does nothing.
+ */
+void tenure_secret_free(struct tenure_secret *s);
 
 /**
  * Returns a block of `size` bytes, page-aligned. Its contents are the former user's, and a page of

@@ -33,6 +33,7 @@ pub mod populate;
 
 pub mod lock_guard;
 pub mod lock_more;
+pub mod secret;
 
 pub mod pool;
 pub mod retire;

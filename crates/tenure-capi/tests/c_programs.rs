@@ -181,6 +181,7 @@ programs!(
     populate,
     pool,
     retire,
+    secret,
     shared,
     unpins
 );

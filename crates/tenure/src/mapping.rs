@@ -276,7 +276,7 @@ fn relieved(
     services::retry(attempt, |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN))
 }
 
-fn whole_pages(call: &'static str, len: usize) -> Result<usize> {
+pub(crate) fn whole_pages(call: &'static str, len: usize) -> Result<usize> {
     match len.checked_next_multiple_of(os::page_size()) {
         Some(0) => Err(Error::new(
             ErrorKind::BadRange,

@@ -200,7 +200,9 @@ impl Space {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::runtime::counters::COUNTERS;
     use crate::Cache;
+    use std::sync::atomic::Ordering;
     use tenure_testkit::{this_test, undisturbed};
 
     #[test]
@@ -222,7 +224,7 @@ mod tests {
     fn a_segment_is_sparse_when_most_of_its_bytes_are_gone() {
         undisturbed(
             this_test!(),
-            || crate::stats().total.pressure_events,
+            || COUNTERS.pressure_events.load(Ordering::Relaxed),
             || {
                 let cache = Cache::<u64>::builder().ceiling(64 << 20).build().unwrap();
                 (0..100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());

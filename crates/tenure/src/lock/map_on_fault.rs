@@ -7,7 +7,7 @@ use super::diagnose::{self, Silent};
 use super::ledger::{self, Ledger};
 use super::{inspect, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mapping::Mapping;
+use crate::mapping::{whole_pages, Mapping};
 use crate::os::lock_on_fault::lock_on_fault;
 use crate::os::mlock::{self, Seen};
 use crate::os::{self, maps, raw_map, reserve};
@@ -201,14 +201,14 @@ impl Mapping {
     #[doc(alias = "mmap")]
     #[doc(alias = "MAP_LOCKONFAULT")]
     pub fn anonymous_locked_on_fault(len: usize) -> Result<Mapping> {
+        let size = whole_pages("Mapping::anonymous_locked_on_fault", len)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: new memory at an address that the kernel chooses: nothing is replaced, and there
         // is no file.
         let at = unsafe { mmap_on_fault(std::ptr::null_mut(), len, protection, flags, -1, 0) }?;
         let start = at as usize;
-        let end = start + len.next_multiple_of(os::page_size());
-        Ok(Mapping::adopt(PageRange::new(start, end), len))
+        Ok(Mapping::adopt(PageRange::new(start, start + size), len))
     }
 
     /// Maps a file as [`Mapping::file`] does, locked on fault: each page of the file that is
