@@ -205,6 +205,10 @@ mod tests {
     use std::sync::atomic::Ordering;
     use tenure_testkit::{this_test, undisturbed};
 
+    fn shortages() -> u64 {
+        COUNTERS.pressure_events.load(Ordering::Relaxed)
+    }
+
     #[test]
     fn each_segment_has_its_turn() {
         for made in (1..700).chain([1597, 8989, 17_711, 89 * 233]) {
@@ -222,35 +226,29 @@ mod tests {
     /// short, a get returns a copy, and leaves the value's segment to the kernel.)
     #[test]
     fn a_segment_is_sparse_when_most_of_its_bytes_are_gone() {
-        undisturbed(
-            this_test!(),
-            || COUNTERS.pressure_events.load(Ordering::Relaxed),
-            || {
-                let cache = Cache::<u64>::builder().ceiling(64 << 20).build().unwrap();
-                (0..100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());
-                let (space, index) = (&cache.inner.space, &cache.inner.shards);
-                let number =
-                    |key: u64| cache.get(&key).and_then(|value| Some(value.segment()?.number));
-                let made =
-                    (0..space.segments.made()).filter_map(|number| space.segments.get(number));
-                let mut closed = made.filter(|segment| segment.is_closed());
-                let (full, sparse) = (closed.next().unwrap(), closed.next().unwrap());
-                let there: Vec<u64> =
-                    (0..100).filter(|key| number(*key) == Some(sparse.number)).collect();
-                assert!(there.len() > 10, "{} values in a segment", there.len());
-                there[1..].iter().for_each(|key| assert!(cache.remove(key)));
-                let is_sparse = |segment: &Segment| {
-                    let found = space.count(index, segment, segment.life.generation());
-                    if found {
-                        space.lists.lock().close(&space.segments, segment);
-                        segment.unpin();
-                    }
-                    found
-                };
-                // Another thread may look at it just now.
-                assert!((0..100).any(|_| is_sparse(sparse)));
-                assert!(!is_sparse(full) || cache.stats().purged_bytes > 0);
-            },
-        );
+        undisturbed(this_test!(), shortages, || {
+            let cache = Cache::<u64>::builder().ceiling(64 << 20).build().unwrap();
+            (0..100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());
+            let (space, index) = (&cache.inner.space, &cache.inner.shards);
+            let number = |key: u64| cache.get(&key).and_then(|value| Some(value.segment()?.number));
+            let made = (0..space.segments.made()).filter_map(|number| space.segments.get(number));
+            let mut closed = made.filter(|segment| segment.is_closed());
+            let (full, sparse) = (closed.next().unwrap(), closed.next().unwrap());
+            let there: Vec<u64> =
+                (0..100).filter(|key| number(*key) == Some(sparse.number)).collect();
+            assert!(there.len() > 10, "{} values in a segment", there.len());
+            there[1..].iter().for_each(|key| assert!(cache.remove(key)));
+            let is_sparse = |segment: &Segment| {
+                let found = space.count(index, segment, segment.life.generation());
+                if found {
+                    space.lists.lock().close(&space.segments, segment);
+                    segment.unpin();
+                }
+                found
+            };
+            // Another thread may look at it just now.
+            assert!((0..100).any(|_| is_sparse(sparse)));
+            assert!(!is_sparse(full) || cache.stats().purged_bytes > 0);
+        });
     }
 }

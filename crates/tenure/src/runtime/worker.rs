@@ -36,8 +36,8 @@ struct Worker {
     end: AtomicU64,
     /// The thread that [`stop`] waits for; 0: none, or the caller has given up.
     stop: AtomicU64,
-    /// The program has ended the thread, and no call has started it since.
-    is_ended: AtomicBool,
+    /// The number of the next thread when the program last ended one; 0: never.
+    ended_before: AtomicU64,
     /// Whether the thread has a descriptor table of its own.
     guarded: AtomicBool,
     /// The seccomp filters of the thread that started it last, plus one; 0: not known.
@@ -72,7 +72,7 @@ static WORKER: Worker = Worker {
     failed: AtomicU64::new(0),
     end: AtomicU64::new(0),
     stop: AtomicU64::new(0),
-    is_ended: AtomicBool::new(false),
+    ended_before: AtomicU64::new(0),
     guarded: AtomicBool::new(false),
     filters: AtomicU32::new(0),
     first_filters: AtomicU32::new(0),
@@ -261,7 +261,10 @@ pub(super) fn stop(until: Instant) -> bool {
         let threads = (WORKER.stack.threads(&WORKER.thread), listener::threads());
         match state.load(Ordering::Acquire) {
             // Not threads that another caller has started meanwhile.
-            NONE if WORKER.starts.load(Ordering::Acquire) == starts => break threads,
+            NONE if WORKER.starts.load(Ordering::Acquire) == starts => {
+                WORKER.ended_before.fetch_max(starts + 1, Ordering::AcqRel);
+                break threads;
+            }
             NONE => {}
             // A restart whose caller has not continued yet now starts no thread until it is called
             // again.
@@ -291,7 +294,6 @@ pub(super) fn stop(until: Instant) -> bool {
             }
         }
     };
-    WORKER.is_ended.store(true, Ordering::Release);
     WORKER.stack.wait_for_end(&own, &WORKER.thread, until)
         && listener::wait_for_end(&listeners, until)
 }
@@ -300,7 +302,9 @@ pub(super) fn stop(until: Instant) -> bool {
 /// between the thread's first start and its last.
 pub(crate) fn may_be_confined() -> bool {
     let first = WORKER.first_filters.load(Ordering::Acquire);
-    WORKER.is_ended.load(Ordering::Acquire) || WORKER.filters.load(Ordering::Acquire) != first
+    let is_ended =
+        WORKER.ended_before.load(Ordering::Acquire) == WORKER.starts.load(Ordering::Acquire) + 1;
+    is_ended || WORKER.filters.load(Ordering::Acquire) != first
 }
 
 /// Starts a thread. The caller has set the state to [`STARTING`].
@@ -313,7 +317,6 @@ fn create_new(call: &'static str, process: u64) -> Result<()> {
     WORKER.filters.store(filters, Ordering::Release);
     let first = &WORKER.first_filters;
     let _ = first.compare_exchange(0, filters, Ordering::AcqRel, Ordering::Relaxed);
-    WORKER.is_ended.store(false, Ordering::Release);
     brief::have_table_for_high_numbers();
     let body = move || {
         fork::look();
