@@ -450,10 +450,11 @@ impl Work {
 /// Returns whether no child uses a part of a free run: one may that was made without fork handlers
 /// before the run was freed.
 fn is_own(range: PageRange) -> bool {
+    // To populate pages of zeros takes memory, at most a slice's: the kernel may take it again before
+    // the next slice.
+    let make = || range.len() <= SLICE && make_own(range, false).is_ok();
     // A filter may end the process for these questions. Such a run is returned.
-    !worker::may_be_confined()
-        && are_own(range, Pagemap::open().ok().as_ref())
-            .unwrap_or_else(|| make_own(range, false).is_ok())
+    !worker::may_be_confined() && are_own(range, Pagemap::open().ok().as_ref()).unwrap_or_else(make)
 }
 
 impl Item {
