@@ -12,9 +12,10 @@ pub struct tenure_secret {
 }
 
 /// Makes room for `len` bytes, all zeros, and writes their address to *bytes. They are not paged out
-/// (locked on fault), not in a core dump (MADV_DONTDUMP), and zeros in a forked child
-/// (MADV_WIPEONFORK), which makes a secret of its own. tenure_secret_free overwrites them. Hibernation
-/// writes all of memory to the disk, locked or not. Whole pages are charged against RLIMIT_MEMLOCK.
+/// (locked on fault, as by tenure_lock), not in a core dump (MADV_DONTDUMP), and zeros in a forked
+/// child (MADV_WIPEONFORK), which makes a secret of its own. tenure_secret_free overwrites them.
+/// Hibernation writes all of memory to the disk, locked or not. Whole pages are charged against
+/// RLIMIT_MEMLOCK. Not for signal handlers.
 ///
 /// Errors (NULL): EINVAL: `len` is 0, or `bytes` is NULL. ENOMEM: over the limit of locked memory, or
 /// no memory. EPERM: the limit is 0. The errno of madvise, if a filter refuses one of the protections.

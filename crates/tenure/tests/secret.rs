@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use tenure::lock::{receipt, Secret};
+use tenure::lock::{mlockall, munlockall2, receipt, Scope, Secret};
 use tenure::Mapping;
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::zram::ZramSwap;
@@ -59,7 +59,7 @@ fn it_is_not_on_swap() {
         group.allow_swap().unwrap();
         group.enter_self().unwrap();
         let mut plain = Mapping::anonymous(16 * MIB).unwrap();
-        let mut secret = Secret::new(4 * MIB).unwrap();
+        let mut secret = or_skip!(Secret::new(4 * MIB));
         write(plain.as_mut_slice(), PLAIN);
         write(&mut secret, SECRET);
         competitor.need(56 << 20).unwrap();
@@ -88,7 +88,7 @@ fn it_is_not_in_a_core_dump() {
         }
         std::env::set_current_dir(std::env::var("TENURE_TEST_DUMPS").unwrap()).unwrap();
         let mut plain = Mapping::anonymous(PAGE).unwrap();
-        let mut secret = Secret::new(PAGE).unwrap();
+        let mut secret = or_skip!(Secret::new(PAGE));
         write(plain.as_mut_slice(), PLAIN);
         write(&mut secret, SECRET);
         std::process::abort();
@@ -105,7 +105,7 @@ fn it_is_not_in_a_core_dump() {
 #[test]
 fn a_child_has_zeros() {
     in_child(this_test!(), &[], || {
-        let mut secret = Secret::new(PAGE + 1).unwrap();
+        let mut secret = or_skip!(Secret::new(PAGE + 1));
         let mut plain = Mapping::anonymous(PAGE).unwrap();
         write(plain.as_mut_slice(), PLAIN);
         write(&mut secret[..PAGE], SECRET);
@@ -115,6 +115,7 @@ fn a_child_has_zeros() {
         assert_eq!((locked.on_fault_bytes(), locked.resident_bytes()), (pages, pages));
         // SAFETY: the child looks at its memory, and ends at once.
         let child = unsafe { libc::fork() };
+        assert!(child >= 0);
         if child == 0 {
             let is_wiped = secret.iter().all(|byte| *byte == 0);
             let well = is_wiped && is_of(PLAIN, plain.as_slice());
@@ -135,7 +136,7 @@ fn a_child_has_zeros() {
 fn its_memory_is_zeros_at_the_end() {
     in_child(this_test!(), &[], || {
         let secret = {
-            let mut secret = Secret::new(2 * PAGE).unwrap();
+            let mut secret = or_skip!(Secret::new(2 * PAGE));
             write(&mut secret, SECRET);
             secret
         };
@@ -147,6 +148,49 @@ fn its_memory_is_zeros_at_the_end() {
         // SAFETY: the pages are still mapped, or this test ends with SIGSEGV.
         let left = unsafe { std::slice::from_raw_parts(at, len) };
         assert!(left.iter().all(|byte| *byte == 0));
+    });
+}
+
+/// Only raw calls of the kernel's unlock it.
+#[test]
+fn the_end_of_a_lock_of_everything_leaves_it_locked() {
+    in_child(this_test!(), &[], || {
+        let secret = or_skip!(Secret::new(PAGE));
+        let all = Scope { current: true, future: false, on_fault: true };
+        or_skip!(mlockall(all));
+        munlockall2(all).unwrap();
+        let plain = Mapping::anonymous(PAGE).unwrap();
+        let locked = |at: *const u8| receipt(at, PAGE).unwrap().on_fault_bytes();
+        assert_eq!((locked(secret.as_ptr()), locked(plain.as_ptr())), (PAGE as u64, 0));
+    });
+}
+
+/// Neither its owner nor a child, where all of it is wiped, needs memory to free it.
+#[test]
+fn a_large_one_that_was_hardly_used_takes_no_memory_at_its_end() {
+    in_child(this_test!(), &[], || {
+        let mut secret = or_skip!(Secret::new(256 * MIB));
+        write(&mut secret[..PAGE], SECRET);
+        assert_eq!(secret[17 * MIB], 0);
+        // SAFETY: the child frees its copy and ends at once.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        drop(secret);
+        let mut used = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the kernel writes the local.
+        let peak = unsafe {
+            libc::getrusage(libc::RUSAGE_SELF, used.as_mut_ptr());
+            used.assume_init().ru_maxrss as usize * 1024
+        };
+        if child == 0 {
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(peak > 128 * MIB)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for this test's own child, and writes its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child took memory");
+        assert!(peak < 128 * MIB, "{peak} bytes were resident");
     });
 }
 

@@ -34,6 +34,7 @@ int main(void)
     memset(key, 7, LEN);
     CHECK(has_flag(key, " lo") && has_flag(key, " lf") && has_flag(key, " dd") && has_flag(key, " wf"));
     pid_t child = fork();
+    CHECK(child >= 0);
     if (child == 0) {
         int seen = 0;
         for (size_t i = 0; i < LEN; i++)

@@ -112,7 +112,7 @@ pub unsafe extern "C" fn syscall(
         return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
     }
     if !names_mappings(number) {
-        return match known!(syscall) {
+        let result = match known!(syscall) {
             // SAFETY: the program makes this call itself, and it goes on unchanged to the
             // definition behind this one.
             Some(next) => unsafe { next(number, a, b, c, d, e, f) },
@@ -121,14 +121,20 @@ pub unsafe extern "C" fn syscall(
             // arguments unchanged.
             None => unsafe { call(number, [a, b, c, d, e, f]) },
         };
+        if result == 0 {
+            confine::call_is_done(number, a, b);
+        }
+        return result;
     }
     let arguments = [a, b, c, d, e, f];
     before(number, arguments);
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let result = unsafe { call(number, arguments) };
-    if result == -1 {
-        refused(number, arguments);
+    match result {
+        -1 => refused(number, arguments),
+        0 => confine::call_is_done(number, a, b),
+        _ => {}
     }
     result
 }

@@ -18,24 +18,44 @@ use super::ending;
 use crate::errno::missing;
 use crate::keeper::{self, Threads};
 use crate::real;
+use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// For the whole process: a thread has asked for seccomp's strict mode. Its frees must make no call.
-static IS_STRICT: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// Each thread's own, as the mode is: the thread is in seccomp's strict mode.
+    static IS_STRICT: Cell<bool> = const { Cell::new(false) };
+}
 
-fn filter_comes(is_strict: bool) {
+fn filter_comes() {
     keeper::end(Threads::Never);
     if keeper::is_own_process() {
         ending::end_before_filter();
-        IS_STRICT.fetch_or(is_strict, Ordering::Relaxed);
     }
 }
 
-/// Whether a call other than `read`, `write` and `exit` may end the process. A block of the pool that
-/// is freed then stays mapped.
+/// Whether a call of the thread other than `read`, `write` and `exit` ends the process. A block of the
+/// pool that the thread frees then stays mapped.
 pub fn is_strict() -> bool {
-    IS_STRICT.load(Ordering::Relaxed)
+    IS_STRICT.get()
+}
+
+/// Called after `prctl` has succeeded.
+pub fn prctl_is_done(option: c_int, mode: c_ulong) {
+    if option == libc::PR_SET_SECCOMP && mode as u32 == libc::SECCOMP_MODE_STRICT {
+        IS_STRICT.set(true);
+    }
+}
+
+/// Called after `syscall` has succeeded.
+#[inline]
+pub fn call_is_done(number: c_long, first: c_long, second: c_long) {
+    match number {
+        libc::SYS_seccomp if first as c_uint == libc::SECCOMP_SET_MODE_STRICT => {
+            IS_STRICT.set(true)
+        }
+        libc::SYS_prctl => prctl_is_done(first as c_int, second as c_ulong),
+        _ => {}
+    }
 }
 
 /// Called before `prctl`.
@@ -43,8 +63,7 @@ pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) {
     let mode = mode as u32;
     match option {
         // Without a filter the program only probes whether the kernel supports filters.
-        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT => filter_comes(true),
-        libc::PR_SET_SECCOMP if filter != 0 => filter_comes(false),
+        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT || filter != 0 => filter_comes(),
         libc::PR_SET_NO_NEW_PRIVS | libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => {
             keeper::end(Threads::Later);
         }
@@ -58,9 +77,10 @@ pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) 
     match number {
         libc::SYS_seccomp => {
             let operation = first as c_uint;
-            let is_strict = operation == libc::SECCOMP_SET_MODE_STRICT;
+            // With flags the kernel refuses the strict mode: libseccomp asks so whether it knows the call.
+            let is_strict = operation == libc::SECCOMP_SET_MODE_STRICT && second == 0;
             if is_strict || operation == libc::SECCOMP_SET_MODE_FILTER && third != 0 {
-                filter_comes(is_strict);
+                filter_comes();
             }
         }
         libc::SYS_prctl => prctl_comes(first as c_int, second as c_ulong, third as c_ulong),

@@ -173,7 +173,11 @@ pub unsafe extern "C" fn prctl(
     }
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
-    unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int }
+    let done = unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int };
+    if done == 0 {
+        confine::prctl_is_done(option, a);
+    }
+    done
 }
 
 /// If userfaultfd watched a run, its next owner would wait for a handler that does not know the

@@ -3,7 +3,7 @@
 
 use crate::kit::{self, done, program, LARGE, SETS};
 use tenure_testkit::build::text;
-use tenure_testkit::sweep;
+use tenure_testkit::{skip, sweep};
 
 /// The output is as without the library. Tenure's threads run or start before the call, and have
 /// ended after it.
@@ -37,6 +37,9 @@ fn blocks_are_freed_in_the_strict_mode() {
     let program = program!("strict.c");
     for way in ["prctl", "seccomp"] {
         let expected = done(way, program.plain().arg(way));
+        if expected.stdout.starts_with(b"there is a filter") {
+            skip!("a process with a filter cannot enter the strict mode");
+        }
         for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
             let output = done(way, program.under(options, None).arg(way));
             assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));

@@ -2,10 +2,14 @@
 
 #![allow(unsafe_code, reason = "writes the zeros so that the compiler keeps them")]
 
+use super::guard::{lock, Lock};
+use super::When;
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
+use crate::os::mincore::in_memory;
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
+use rustix::io::Errno;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{compiler_fence, Ordering};
@@ -31,11 +35,16 @@ use std::sync::atomic::{compiler_fence, Ordering};
 /// | a forked child | `MADV_WIPEONFORK`: a child has zeros there, and no lock. It makes a secret of its own |
 /// | freed memory | zeros are written before the memory is unmapped |
 ///
-/// Hibernation writes all of memory to the disk, locked or not.
+/// Raw `munlock` and `munlockall` calls unlock it. A child of `vfork` has its parent's memory until it
+/// calls `exec`. At the end of the process nothing is written: the kernel clears pages before another
+/// process gets them. Hibernation writes all of memory to the disk, locked or not.
 #[doc(alias = "mlock")]
 #[doc(alias = "MADV_DONTDUMP")]
 #[doc(alias = "MADV_WIPEONFORK")]
+#[doc(alias = "MADV_UNMERGEABLE")]
 pub struct Secret {
+    /// Ends before the memory is unmapped. As a guard, it is left alone by `munlockall2`.
+    _lock: Lock,
     pages: Mapping,
 }
 
@@ -51,22 +60,32 @@ impl Secret {
     /// ```
     ///
     /// # Cost
-    /// As for [`mmap_on_fault`](super::mmap_on_fault), and two system calls. A drop writes each byte
-    /// once.
+    /// As for a [lock](fn@lock) on fault of a new mapping, and three system calls. A drop reads the
+    /// pages that were touched, and writes zeros to those that hold anything else.
     ///
     /// # Errors
-    /// As for [`mmap_on_fault`](super::mmap_on_fault): `EINVAL`: `len` is 0. `ENOMEM`: over the limit
-    /// of locked memory, or no memory. `EPERM`: the limit is 0. The errno of `madvise`, if a filter
-    /// refuses one of the protections. Then there is no secret.
+    /// As for [`Mapping::anonymous`] and [`lock`](fn@lock): `EINVAL`: `len` is 0. `ENOMEM`: over the
+    /// limit of locked memory, or no memory. `EPERM`: the limit is 0. The errno of `madvise`, if a
+    /// filter refuses one of the protections. Then there is no secret.
     pub fn new(len: usize) -> Result<Secret> {
-        let pages = Mapping::anonymous_locked_on_fault(len)?;
-        let start = pages.as_ptr() as usize;
-        let range = PageRange::new(start, start + len.next_multiple_of(page_size()));
+        let pages = Mapping::anonymous(len)?;
+        let range = range_of(&pages);
         let failed = |what: &'static str| move |errno| Error::system("Secret::new", what, errno);
         advise::keep_from_dumps(range).map_err(failed("madvise(MADV_DONTDUMP)"))?;
         advise::wipe_on_fork(range).map_err(failed("madvise(MADV_WIPEONFORK)"))?;
-        Ok(Secret { pages })
+        match advise::keep_from_merges(range) {
+            // A kernel without such merges.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(failed("madvise(MADV_UNMERGEABLE)")(errno)),
+        }
+        let lock = lock(pages.as_ptr(), range.len(), When::OnFault)?;
+        Ok(Secret { _lock: lock, pages })
     }
+}
+
+fn range_of(pages: &Mapping) -> PageRange {
+    let start = pages.as_ptr() as usize;
+    PageRange::new(start, start + pages.len().next_multiple_of(page_size()))
 }
 
 impl Deref for Secret {
@@ -102,11 +121,26 @@ impl fmt::Debug for Secret {
 
 impl Drop for Secret {
     fn drop(&mut self) {
-        for byte in self.iter_mut() {
-            // SAFETY: a byte of this value's own memory. The write is volatile, or else the compiler
-            // would leave it out, because nobody reads the memory before it is unmapped.
-            unsafe { std::ptr::write_volatile(byte, 0) };
+        const BATCH: usize = 256;
+        let (page, whole) = (page_size(), range_of(&self.pages));
+        for piece in whole.pieces(BATCH * page) {
+            // A page that was never touched, as all pages in a child, would take memory here.
+            for (at, there) in piece.pieces(page).zip(in_memory::<BATCH>(piece)) {
+                let start = at.start - whole.start;
+                let end = (start + page).min(self.pages.len());
+                if there & 1 == 1 && self[start..end].iter().any(|byte| *byte != 0) {
+                    wipe(&mut self[start..end]);
+                }
+            }
         }
         compiler_fence(Ordering::SeqCst);
+    }
+}
+
+fn wipe(bytes: &mut [u8]) {
+    for byte in bytes {
+        // SAFETY: a byte that is borrowed exclusively. The write is volatile, or else the compiler
+        // would leave it out, because nobody reads the memory before it is unmapped.
+        unsafe { std::ptr::write_volatile(byte, 0) };
     }
 }

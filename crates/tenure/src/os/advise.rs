@@ -130,6 +130,12 @@ pub(crate) fn keep_from_dumps(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxDontDump)
 }
 
+/// Keeps the kernel from merging the range's pages with equal ones (KSM). `EINVAL`: the kernel merges
+/// none.
+pub(crate) fn keep_from_merges(range: PageRange) -> Result<(), Errno> {
+    flag(range, Advice::LinuxUnmergeable)
+}
+
 /// Makes the range read as zeros in a child after fork.
 pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
     flag(range, Advice::LinuxWipeOnFork)

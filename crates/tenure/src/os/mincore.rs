@@ -10,7 +10,7 @@ use std::ffi::c_long;
 /// Returns a byte for each page, whose lowest bit says that the page is in memory, or is the shared
 /// zero page. A page that the kernel is moving counts, and one that has its copy in swap still. All
 /// pages do where `mincore` is refused. The range has no more pages than the result.
-pub(super) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
+pub(crate) fn in_memory<const PAGES: usize>(range: PageRange) -> [u8; PAGES] {
     let mut there = [1u8; PAGES];
     assert!(range.len() / page_size() <= PAGES);
     let [start, len] = [range.start, range.len()].map(|argument| argument as c_long);

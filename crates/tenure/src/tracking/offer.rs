@@ -346,6 +346,12 @@ pub(super) fn make_readable(
         holes::made_readable(hole.len());
         claim.set(flag::SPARSE);
     }
+    // Pages of zeros that an offer before has left, or that the program has read, are not to be
+    // populated either: a GiB of them took a GiB at the second pin.
+    let written = |pagemap: &Pagemap| pagemap.all_written(piece) == Ok(true);
+    if !claim.is(flag::SPARSE) && pagemap.is_some_and(|pagemap| !written(pagemap)) {
+        claim.set(flag::SPARSE);
+    }
     Ok(())
 }
 
@@ -362,7 +368,8 @@ fn have_forks_copy(
     piece: PageRange,
     pagemap: Option<&Pagemap>,
 ) -> Result<(), Errno> {
-    let written = |pagemap: &Pagemap| pagemap.all_written(piece) == Ok(true);
+    let sparse = claim.is(flag::SPARSE);
+    let written = |pagemap: &Pagemap| !sparse || pagemap.all_written(piece) == Ok(true);
     if claim.is(flag::DENSE) || pagemap.is_some_and(written) {
         return Ok(());
     }
