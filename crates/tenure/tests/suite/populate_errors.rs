@@ -3,10 +3,11 @@
 
 use super::raw::{errno, memfd, truncate, Place, Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 use tenure::populate::{discard, Access, Failed, Populate};
 use tenure::{ErrorKind, Status};
 use tenure_testkit::hugetlb::Turn;
-use tenure_testkit::{or_skip, skip};
+use tenure_testkit::{or_skip, skip, Deadline};
 
 fn madvise_populates() -> bool {
     let works = |name| {
@@ -355,6 +356,18 @@ impl Pool {
     }
 }
 
+/// Waits until so many of the pool's pages are free. A child that another test of this process starts
+/// has copies of the mappings and descriptors until it runs its program.
+fn until_free(pages: usize) {
+    let path = NR_HUGEPAGES.replace("nr_hugepages", "free_hugepages");
+    let free = || std::fs::read_to_string(&path).unwrap().trim().parse::<usize>().unwrap();
+    let deadline = Deadline::after(Duration::from_secs(10));
+    while free() != pages {
+        assert!(!deadline.is_over(), "{} huge pages are free, not {pages}", free());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
         let _ = std::fs::write(NR_HUGEPAGES, &self.0);
@@ -374,6 +387,7 @@ fn a_pool_of_huge_pages_used_up() {
         assert_eq!(failed.error.errno(), libc::ENOSPC);
         plain_fails(&raw, access, libc::EFAULT);
         drop(raw);
+        until_free(3);
         let fd = memfd(5 * HUGE, libc::MFD_HUGETLB).unwrap();
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let raw = Raw::try_map(5 * HUGE, READ_WRITE, flags, fd.as_raw_fd()).unwrap();
@@ -385,6 +399,8 @@ fn a_pool_of_huge_pages_used_up() {
         assert_eq!(raw.leading(), 0);
         let asked = asked.file(&fd).unwrap();
         fails_at(&raw, &asked, full, ErrorKind::NoSpace, &["pool of huge pages"]);
+        drop((asked, raw, fd));
+        until_free(3);
     }
 }
 
@@ -392,8 +408,6 @@ fn a_pool_of_huge_pages_used_up() {
 fn huge_pages_of_the_pool_come_and_go() {
     const HUGE: usize = 2 * MIB;
     let _pool = or_skip!(Pool::of(4));
-    let path = NR_HUGEPAGES.replace("nr_hugepages", "free_hugepages");
-    let free = || std::fs::read_to_string(&path).unwrap().trim().parse::<usize>().unwrap();
     let fd = memfd(4 * HUGE, libc::MFD_HUGETLB).unwrap();
     // One at a time: pages that the shared one reserves are not available to the other.
     for shared in [false, true] {
@@ -402,14 +416,15 @@ fn huge_pages_of_the_pool_come_and_go() {
             true => Raw::shared(&fd, 4 * HUGE),
         };
         for access in [Access::Write, Access::Read] {
-            assert_eq!(free(), 4);
+            until_free(4);
             let mut asked = Populate::new(raw.ptr(), raw.len, access).threads(2).within_room(true);
             if shared {
                 asked = asked.file(&fd).unwrap();
             }
             println!("{}", asked.plan().unwrap());
             assert_eq!(asked.run().unwrap().populated, 4 * HUGE as u64);
-            assert_eq!((free(), raw.leading()), (0, 4 * HUGE / PAGE));
+            until_free(0);
+            assert_eq!(raw.leading(), 4 * HUGE / PAGE);
             // SAFETY: a mapping of this test's own, without references into it.
             let part = unsafe { discard(raw.start as *mut u8, PAGE) };
             assert_eq!(part.unwrap_err().kind(), ErrorKind::BadRange, "not half of one");
@@ -421,7 +436,7 @@ fn huge_pages_of_the_pool_come_and_go() {
                 break;
             }
             discarded.unwrap();
-            assert_eq!(free(), 1);
+            until_free(1);
             // SAFETY: a mapping of this test's own, without references into it.
             unsafe { discard(raw.start as *mut u8, raw.len) }.unwrap();
         }
