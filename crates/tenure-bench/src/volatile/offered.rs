@@ -42,7 +42,6 @@ fn lazily(maps: &mut Option<Vec<Map>>, len: usize, pages: Pages) -> io::Result<&
 /// nothing.
 fn check_offered(maps: &[Map]) -> io::Result<()> {
     let total: u64 = maps.iter().map(|map| map.len() as u64).sum();
-    let freed: u64 = maps.iter().map(Map::lazily_freed).sum();
     // Each processor keeps the last few freed base pages (31, a pagevec) aside, and the kernel
     // counts them late. Huge pages are not kept.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -50,10 +49,19 @@ fn check_offered(maps: &[Map]) -> io::Result<()> {
     // The kernel does not take a page that it just moves, to compact memory for any process: 86 of
     // 16,384 were missing while memory was compacted all the time.
     let moving = total / 50;
-    if freed + late + moving < total {
-        return Err(io::Error::other(format!("only {freed} of {total} bytes are offered")));
+    // A range counts as offered just before its pages are freed, and on a busy machine the worker may
+    // wait for the processor in between.
+    let start = Instant::now();
+    loop {
+        let freed: u64 = maps.iter().map(Map::lazily_freed).sum();
+        if freed + late + moving >= total {
+            return Ok(());
+        }
+        if start.elapsed() > Duration::from_secs(5) {
+            return Err(io::Error::other(format!("only {freed} of {total} bytes are offered")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(())
 }
 
 /// unmark of an offered, intact range against the one system call that it needs.
