@@ -169,13 +169,23 @@ kinds! {
         touch(at, LEN);
         Ok(at)
     };
-    huge_pages_of_the_pool, Way::InSlices, || {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
-        let at = try_map(LEN, RW, flags, -1)
-            .map_err(|_| "the pool has not 32 huge pages (vm.nr_hugepages)".to_owned())?;
-        touch(at, LEN);
-        Ok(at)
-    };
+}
+
+#[test]
+fn huge_pages_of_the_pool() {
+    in_child(this_test!(), &[], || {
+        let pool = or_skip!(MoreHugePages::add(32));
+        let make = || {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+            let at = try_map(LEN, RW, flags, -1)
+                .map_err(|_| "the machine has no memory for 32 huge pages".to_owned())?;
+            touch(at, LEN);
+            Ok(at)
+        };
+        let went = goes(make, Way::InSlices);
+        drop(pool);
+        or_skip!(went);
+    });
 }
 
 #[test]

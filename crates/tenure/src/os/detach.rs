@@ -3,13 +3,13 @@
 //! All functions here make bare system calls: nothing allocates, and `errno` stays as it is.
 
 use super::apart::{self, Congruent};
-use super::{generation, signal::Blocked};
+use super::{generation, kernel, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{
-    madvise, mmap_anonymous, mremap, mremap_fixed, munmap, Advice, MapFlags, MremapFlags, ProtFlags,
+    madvise, mmap_anonymous, mremap_fixed, munmap, Advice, MapFlags, MremapFlags, ProtFlags,
 };
-use std::ffi::c_void;
+use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The size of memory under one page table. The kernel moves such a table by one entry, where
@@ -147,9 +147,12 @@ fn unmap_ours(start: usize, end: usize) {
 /// `EINVAL`: inside a huge page of hugetlbfs (or at one, before 5.16). `EFAULT`: nothing is mapped
 /// there.
 pub(crate) fn may_be_unmapped_from(addr: usize) -> Result<(), Errno> {
-    let page = super::page_size();
+    let page = super::page_size() as c_long;
+    // All five arguments: for hugetlbfs the kernel looks at the new address even if it is not to be
+    // used, and returns `EINVAL` for what another function has left in the register.
+    let arguments = [addr as c_long, page, page, 0, 0, 0];
     // SAFETY: an mremap to the same size, not allowed to move, changes nothing.
-    unsafe { mremap(addr as *mut c_void, page, page, MremapFlags::empty()) }.map(drop)
+    unsafe { kernel::call(libc::SYS_mremap, arguments) }.map(drop)
 }
 
 /// Returns whether [`may_be_unmapped_from`] works: no seccomp filter refuses mremap.

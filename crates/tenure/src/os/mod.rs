@@ -60,6 +60,7 @@ pub(crate) mod thp;
 pub(crate) mod thread;
 pub(crate) mod tid;
 pub(crate) mod touch;
+pub(crate) mod trials;
 pub(crate) mod uffd;
 pub(crate) mod watched;
 mod wiped;

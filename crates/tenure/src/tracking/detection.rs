@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::os::signal::Blocked;
 use crate::os::uffd::Userfaultfd;
-use crate::os::{environment, generation, probe, uffd};
+use crate::os::{environment, generation, trials, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::runtime::{fork, worker};
@@ -150,7 +150,7 @@ fn find(call: &'static str) -> Result<Detection> {
     if !wanted {
         return Ok(Detection::Words);
     }
-    match probe::watching() {
+    match trials::watching() {
         Ok(()) => {}
         Err(Some(errno)) if is_passing(errno) => return Err(passing(call, errno)),
         Err(_) => return Ok(Detection::Words),

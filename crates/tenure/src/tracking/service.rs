@@ -2,7 +2,7 @@
 
 use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::probe;
+use crate::os::trials;
 use crate::runtime::counters;
 use crate::runtime::heap;
 use crate::runtime::lock::Rank;
@@ -72,7 +72,7 @@ static FREES: AtomicU8 = AtomicU8::new(0);
 #[cold]
 fn try_freeing(call: &'static str) -> Result<()> {
     heap::prepare();
-    match probe::lazy_free() {
+    match trials::lazy_free() {
         Ok(true) => {
             FREES.store(1, Ordering::Release);
             Ok(())
