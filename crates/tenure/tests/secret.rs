@@ -205,3 +205,38 @@ fn what_cannot_be_protected_is_no_secret() {
         assert!(refused.to_string().contains("MADV_DONTDUMP"), "{refused}");
     });
 }
+
+/// A daemon locks all of its memory, and then leaves the files behind.
+#[test]
+fn it_is_made_where_all_memory_is_locked_and_no_file_can_be_opened() {
+    in_child(this_test!(), &[], || {
+        or_skip!(mlockall(Scope { current: false, future: true, on_fault: true }));
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel reads the local.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        let mut secret = Secret::new(2 * PAGE).unwrap();
+        write(&mut secret, SECRET);
+        assert!(secret.chunks(PAGE).all(|page| is_of(SECRET, page)));
+        drop(secret);
+    });
+}
+
+#[test]
+fn a_guard_whose_memory_was_unmapped_does_not_unlock_a_secret_in_its_place() {
+    in_child(this_test!(), &[], || {
+        let place = Mapping::anonymous(PAGE).unwrap();
+        let at = place.as_ptr();
+        let stale = or_skip!(tenure::lock::lock(at, PAGE, tenure::lock::When::OnFault));
+        std::mem::forget(place);
+        // SAFETY: the test's own page, which nothing uses any more.
+        assert_eq!(unsafe { libc::munmap(at.cast_mut().cast(), PAGE) }, 0);
+        let others: Vec<_> = (0..64).map_while(|_| Secret::new(PAGE).ok()).collect();
+        drop(stale);
+        let there = others.iter().find(|secret| secret.as_ptr() == at);
+        // SAFETY: the call looks at the mapping only.
+        let is_locked =
+            |at| unsafe { libc::msync(at, PAGE, libc::MS_ASYNC | libc::MS_INVALIDATE) } != 0;
+        let Some(secret) = there else { skip!("the kernel gave no secret this place") };
+        assert!(is_locked(secret.as_ptr().cast_mut().cast()));
+    });
+}

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    confine::call_comes(number, a, b, c);
+    let becomes_strict = confine::call_comes(number, a, b, c);
     in_flight::call_comes(number, b, c);
     if number == libc::SYS_mlockall {
         // SAFETY: the program makes this call itself, so the kernel checks its flags.
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn syscall(
             // arguments unchanged.
             None => unsafe { call(number, [a, b, c, d, e, f]) },
         };
-        if result == 0 {
-            confine::call_is_done(number, a, b);
+        if result == 0 && becomes_strict {
+            confine::strict_mode_begins();
         }
         return result;
     }
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn syscall(
     let result = unsafe { call(number, arguments) };
     match result {
         -1 => refused(number, arguments),
-        0 => confine::call_is_done(number, a, b),
+        0 if becomes_strict => confine::strict_mode_begins(),
         _ => {}
     }
     result

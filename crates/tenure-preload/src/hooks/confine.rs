@@ -20,6 +20,7 @@ use crate::keeper::{self, Threads};
 use crate::real;
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use tenure::launcher;
 
 thread_local! {
     /// Each thread's own, as the mode is: the thread is in seccomp's strict mode.
@@ -39,51 +40,47 @@ pub fn is_strict() -> bool {
     IS_STRICT.get()
 }
 
-/// Called after `prctl` has succeeded.
-pub fn prctl_is_done(option: c_int, mode: c_ulong) {
-    if option == libc::PR_SET_SECCOMP && mode as u32 == libc::SECCOMP_MODE_STRICT {
-        IS_STRICT.set(true);
-    }
+/// Called after the thread has entered the strict mode.
+pub fn strict_mode_begins() {
+    IS_STRICT.set(true);
 }
 
-/// Called after `syscall` has succeeded.
-#[inline]
-pub fn call_is_done(number: c_long, first: c_long, second: c_long) {
-    match number {
-        libc::SYS_seccomp if first as c_uint == libc::SECCOMP_SET_MODE_STRICT => {
-            IS_STRICT.set(true)
-        }
-        libc::SYS_prctl => prctl_is_done(first as c_int, second as c_ulong),
-        _ => {}
-    }
+/// The strict mode comes. Returns whether the thread has its own variables: a child of `vfork` has
+/// its parent's, which goes on without that mode.
+fn strict_mode_comes() -> bool {
+    filter_comes();
+    launcher::owns_its_memory()
 }
 
-/// Called before `prctl`.
-pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) {
-    let mode = mode as u32;
+/// Called before `prctl`. Returns whether the thread is in the strict mode if the call succeeds.
+pub fn prctl_comes(option: c_int, mode: c_ulong, filter: c_ulong) -> bool {
     match option {
+        libc::PR_SET_SECCOMP if mode as u32 == libc::SECCOMP_MODE_STRICT => {
+            return strict_mode_comes();
+        }
         // Without a filter the program only probes whether the kernel supports filters.
-        libc::PR_SET_SECCOMP if mode == libc::SECCOMP_MODE_STRICT || filter != 0 => filter_comes(),
+        libc::PR_SET_SECCOMP if filter != 0 => filter_comes(),
         libc::PR_SET_NO_NEW_PRIVS | libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS => {
             keeper::end(Threads::Later);
         }
         _ => {}
     }
+    false
 }
 
-/// Called before `syscall`.
+/// Called before `syscall`. Returns as [`prctl_comes`] does.
 #[inline]
-pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) {
+pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) -> bool {
     match number {
-        libc::SYS_seccomp => {
-            let operation = first as c_uint;
+        libc::SYS_seccomp => match first as c_uint {
             // With flags the kernel refuses the strict mode: libseccomp asks so whether it knows the call.
-            let is_strict = operation == libc::SECCOMP_SET_MODE_STRICT && second == 0;
-            if is_strict || operation == libc::SECCOMP_SET_MODE_FILTER && third != 0 {
-                filter_comes();
-            }
+            libc::SECCOMP_SET_MODE_STRICT if second == 0 => return strict_mode_comes(),
+            libc::SECCOMP_SET_MODE_FILTER if third != 0 => filter_comes(),
+            _ => {}
+        },
+        libc::SYS_prctl => {
+            return prctl_comes(first as c_int, second as c_ulong, third as c_ulong);
         }
-        libc::SYS_prctl => prctl_comes(first as c_int, second as c_ulong, third as c_ulong),
         // The C library's functions for users and groups change all threads; these calls do not.
         libc::SYS_capset
         | libc::SYS_landlock_restrict_self
@@ -98,6 +95,7 @@ pub fn call_comes(number: c_long, first: c_long, second: c_long, third: c_long) 
         | libc::SYS_setgroups => keeper::end(Threads::Later),
         _ => {}
     }
+    false
 }
 
 /// Defines a function of the C library that ends tenure's threads and then calls its next

@@ -167,15 +167,15 @@ pub unsafe extern "C" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
-    confine::prctl_comes(option, a, b);
+    let becomes_strict = confine::prctl_comes(option, a, b);
     if option == libc::PR_SET_VMA {
         let_go(b as *const c_void, c as usize, Call::Changes);
     }
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let done = unsafe { kernel!(libc::SYS_prctl, option, a, b, c, d) as c_int };
-    if done == 0 {
-        confine::prctl_is_done(option, a);
+    if done == 0 && becomes_strict {
+        confine::strict_mode_begins();
     }
     done
 }

@@ -37,6 +37,25 @@ pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u
     Err(error)
 }
 
+/// Locks on fault, for a guard, a mapping that was just made. Nothing about it has to be looked up: no
+/// other code has it, and where it was locked from the start (`MCL_FUTURE`) this makes no difference.
+pub(super) fn take_new(call: &'static str, range: PageRange) -> Result<u64> {
+    let mut ledger = ledger::open();
+    retry_locking(|| lock_on_fault(range))
+        .map_err(|errno| diagnose::refused(call, range, errno, range.len(), 0))?;
+    // A guard whose memory was unmapped without tenure has no claim on this mapping.
+    ledger.forget_unmapped(range);
+    ledger.set(range, Claims::default().taken(When::OnFault));
+    Ok(ledger.guard_comes())
+}
+
+/// Tries once more after retired memory that was locked is torn down: it stays charged until then.
+fn retry_locking(
+    lock: impl FnMut() -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), Errno> {
+    services::retry(lock, |errno| matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM))
+}
+
 /// Locks a range without a guard.
 pub(super) fn take_uncounted(call: &'static str, range: PageRange, when: When) -> Result<()> {
     {
@@ -137,16 +156,12 @@ fn charge(call: &'static str, range: PageRange, parts: &[PageRange], when: When)
     let needed: usize = parts.iter().map(PageRange::len).sum();
     for (done, part) in parts.iter().enumerate() {
         let mut in_full = false;
-        let mut lock = || match lock_on_fault(*part) {
+        let locked = retry_locking(|| match lock_on_fault(*part) {
             Err(errno) if when == When::Now && mlock::is_refused(errno) => {
                 in_full = true;
                 mlock::lock(*part)
             }
             done => done,
-        };
-        // Retired memory that was locked stays charged until it is torn down.
-        let locked = services::retry(&mut lock, |errno| {
-            matches!(*errno, Errno::NOMEM | Errno::AGAIN | Errno::PERM)
         });
         let failed = locked
             .map_err(|errno| {

@@ -47,8 +47,10 @@ pub(super) fn refused(
             .with_errno(errno.raw_os_error())
             .on(range.start, range.len())
     };
+    let found = account();
+    let is_seen = found.is_ok();
     if matches!(errno, Errno::NOMEM | Errno::PERM | Errno::AGAIN) {
-        if let Ok(mut account) = account() {
+        if let Ok(mut account) = found {
             account.locked = account.locked.saturating_sub(charged as u64);
             if account.room().is_some_and(|room| room < needed as u64) {
                 let wanted = account.locked + needed as u64;
@@ -70,11 +72,20 @@ pub(super) fn refused(
         if let Some(error) = too_many_mappings(call, range) {
             return error;
         }
-        return error(
-            ErrorKind::OutOfMemory,
-            "the kernel has no memory for the record of one more mapping".into(),
-            "free memory, or raise the memory cgroup's limit".into(),
-        );
+        return match is_seen {
+            true => error(
+                ErrorKind::OutOfMemory,
+                "the kernel has no memory for the record of one more mapping".into(),
+                "free memory, or raise the memory cgroup's limit".into(),
+            ),
+            false => error(
+                ErrorKind::OutOfMemory,
+                "it would pass the limit on locked memory (RLIMIT_MEMLOCK), or there is no memory: \
+                 without /proc this cannot be told"
+                    .into(),
+                "raise the limit, free memory, or mount /proc".into(),
+            ),
+        };
     }
     Error::system(call, "mlock2", errno).on(range.start, range.len())
 }

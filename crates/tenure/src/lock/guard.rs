@@ -53,6 +53,12 @@ pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
     Ok(Lock { range, when, generation: generation::current(), since })
 }
 
+/// Locks on fault a mapping that was just made, and that no other code has.
+pub(super) fn lock_new(call: &'static str, range: PageRange) -> Result<Lock> {
+    let since = change::take_new(call, range)?;
+    Ok(Lock { range, when: When::OnFault, generation: generation::current(), since })
+}
+
 pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()> {
     if is_marked(range) {
         let why = "part of it is volatile, so the kernel may take it";

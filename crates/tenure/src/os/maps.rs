@@ -34,8 +34,17 @@ pub(crate) fn is_partly_mapped(range: PageRange) -> bool {
     range.pieces(super::page_size()).any(is_mapped)
 }
 
+/// Returns whether nothing is mapped in the range. Allocates nothing.
+pub(crate) fn is_unmapped(range: PageRange) -> bool {
+    let listed = in_one_process(|| {
+        let mut count = 0;
+        each_mapping(range, |_| count += 1).map(|()| count)
+    });
+    listed.map_or_else(|_| !is_partly_mapped(range), |count| count == 0)
+}
+
 /// The reason why a range cannot be volatile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
     /// Nothing is mapped at this address.
     Hole(usize),
@@ -55,13 +64,17 @@ pub(crate) enum Unfit {
 /// it is locked (130 ns measured). One PROCMAP_QUERY per mapping (6.11+, 200 ns) finds the rest;
 /// before 6.11 a reading of `/proc/self/maps` does.
 pub(crate) fn check_volatile(range: PageRange) -> Result<(), Unfit> {
+    in_one_process(|| check_now(range))
+}
+
+/// Asks again in a child that a signal handler has made meanwhile: it may have read its parent's
+/// mappings.
+fn in_one_process<R>(ask: impl Fn() -> R) -> R {
     loop {
         let process = generation::current();
-        let verdict = check_now(range);
-        // A signal handler may have forked meanwhile, and the child have read its parent's
-        // mappings.
+        let answer = ask();
         if generation::current() == process {
-            return verdict;
+            return answer;
         }
     }
 }

@@ -255,6 +255,13 @@ pub(crate) fn copy_page(watcher: Watcher, page: usize, bytes: &[u8]) -> Result<(
     watcher.act(IOC_COPY, &mut argument)
 }
 
+/// Copies a page to itself, which changes nothing. Returns `ENOENT` if the page is registered with
+/// no userfaultfd. If it is missing, the kernel cannot read it (`EFAULT`).
+pub(crate) fn copy_to_itself(watcher: Watcher, page: usize) -> Result<(), Errno> {
+    let (dst, src, len) = (page as u64, page as u64, super::page_size() as u64);
+    watcher.act(IOC_COPY, &mut Copy { dst, src, len, mode: 0, copied: 0 })
+}
+
 /// Asks for a page of zeros in the place of a page that is there, which the kernel refuses. From
 /// then on the watched mapping counts as written, and a fork copies its page tables.
 pub(crate) fn count_as_written(watcher: Watcher, page: usize) -> Result<(), Errno> {

@@ -234,6 +234,11 @@ pub(super) fn have_forks_copy(kind: Kind, page: usize) -> std::result::Result<()
     with_watcher(kind, |watcher| uffd::count_as_written(watcher, page))
 }
 
+/// Returns whether the page is in memory that is watched. `true` if that is not known.
+pub(super) fn is_watched(kind: Kind, page: usize) -> bool {
+    with_watcher(kind, |watcher| uffd::copy_to_itself(watcher, page)) != Err(Errno::NOENT)
+}
+
 /// Ends a registration. For the error, [`is_closed`] returns whether the background thread has to
 /// do it.
 pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<(), Errno> {

@@ -7,10 +7,11 @@ use super::holes;
 use super::list::{listed, List};
 use super::side::{without, Words};
 use super::state::{flag, Claim, Word};
+use crate::os::maps::{self, Unfit};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
-use crate::os::{self, advise, lru, page_size, populate, words};
+use crate::os::{advise, lru, page_size, populate, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -45,6 +46,10 @@ pub(crate) enum Refusal {
     TooManyMappings,
     /// The page tables of its holes would take too much memory.
     TooSparse,
+    /// The program has changed the memory without tenure since it marked it.
+    Changed(Unfit),
+    /// The program has mapped other memory in its place since it was offered.
+    Replaced,
     /// The kernel refused this call.
     Kernel(&'static str, Errno),
 }
@@ -89,6 +94,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if range.len() == 0 || claim.is(flag::TORN) {
         return Err(Refusal::Wanted);
     }
+    look_for_changes(claim)?;
     let by_words = !detection::by_userfaultfd();
     if !by_words && !claim.is(flag::WHOLLY_WATCHED) && !ROOM.may_cut(range) {
         return Err(Refusal::TooManyMappings);
@@ -132,6 +138,35 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     }
     add(&COUNTERS.offers, 1);
     add(&COUNTERS.offered_bytes, range.len() as u64);
+    Ok(())
+}
+
+/// Looks for what the program has changed without tenure. A file in the memory's place would be
+/// populated and watched before the kernel refuses to free it, and its missing pages would raise
+/// SIGBUS. Before Linux 6.11 a look at each range would read all mappings.
+fn look_for_changes(claim: &Claim) -> Result<(), Refusal> {
+    if !claim.is_raw() || !maps::query_works() {
+        return Ok(());
+    }
+    match maps::check_volatile(claim.range()) {
+        Ok(()) | Err(Unfit::Unknown(_)) => Ok(()),
+        Err(unfit) => Err(Refusal::Changed(unfit)),
+    }
+}
+
+/// Looks whether offered memory is still the memory that was offered: what the program maps in its
+/// place is not watched, and is not tenure's to discard.
+fn look_for_other_memory(claim: &Claim, told: &[PageRange]) -> Result<(), Refusal> {
+    if !claim.is_raw() || !detection::by_userfaultfd() {
+        return Ok(());
+    }
+    for part in told {
+        for mapping in mappings_in(*part)?.iter() {
+            if !detection::is_watched(kind(claim), mapping.start) {
+                return Err(Refusal::Replaced);
+            }
+        }
+    }
     Ok(())
 }
 
@@ -271,6 +306,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         return Err(Refusal::Shared);
     }
     let told = offered_parts(claim)?;
+    look_for_other_memory(claim, &told)?;
     // The flag is cleared before the offer: a page that is made again meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
@@ -373,19 +409,7 @@ fn have_forks_copy(
     if claim.is(flag::DENSE) || pagemap.is_some_and(written) {
         return Ok(());
     }
-    let (mut parts, mut noted) = (List::new(), Ok(()));
-    let listed_all = os::maps::each_mapping(piece, |mapping| {
-        let (start, end) = (mapping.start.max(piece.start), mapping.end.min(piece.end));
-        if noted.is_ok() {
-            noted = parts.push(PageRange { start, end });
-        }
-    });
-    if listed_all.is_err() {
-        parts = List::with_room(piece.len() / page_size())?;
-        noted = piece.pieces(page_size()).try_for_each(|page| parts.push(page));
-    }
-    noted?;
-    for part in parts.iter() {
+    for part in mappings_in(piece)?.iter() {
         // A page that is still missing is lost, and the program makes it again.
         let missing = match pagemap {
             Some(pagemap) => listed(pagemap, *part, Pages::Missing)?,
@@ -397,6 +421,23 @@ fn have_forks_copy(
         }
     }
     Ok(())
+}
+
+/// Returns the part of each mapping that lies in the range; each page, if the mappings cannot be
+/// listed.
+fn mappings_in(range: PageRange) -> Result<List<PageRange>, Errno> {
+    let (mut parts, mut noted) = (List::new(), Ok(()));
+    let listed_all = maps::each_mapping(range, |mapping| {
+        let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
+        if noted.is_ok() {
+            noted = parts.push(PageRange { start, end });
+        }
+    });
+    if listed_all.is_err() {
+        parts = List::with_room(range.len() / page_size())?;
+        noted = range.pieces(page_size()).try_for_each(|page| parts.push(page));
+    }
+    noted.map(|()| parts)
 }
 
 /// Returns the parts that may be offered without splitting a huge page that is partly in other use:
@@ -436,10 +477,10 @@ fn offerable_parts(
 
 /// Detection by words: remembers a non-zero word of each page before the offer. A page of zeros
 /// loses nothing by a purge, and needs no word.
-fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Errno> {
+fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Refusal> {
     let page = page_size();
     // A range that became unreadable since its check must not kill the background thread.
-    os::maps::check_volatile(range).map_err(|_| Errno::INVAL)?;
+    maps::check_volatile(range).map_err(Refusal::Changed)?;
     let mut words = Words::default();
     words.place.reserve(range.len() / page)?;
     words.value.reserve(range.len() / page)?;
@@ -464,6 +505,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let pagemap = Pagemap::open().ok();
     // Only the offered parts are watched.
     let told = offered_parts(claim)?;
+    look_for_other_memory(claim, &told)?;
     claim.clear(flag::MADE_AGAIN);
     for attempt in 0..4u64 {
         if attempt > 0 {

@@ -4,7 +4,7 @@
 use super::offer::{self, Refusal};
 use super::settings::{settings, Priority};
 use super::state::{flag, RangeId, Tracked, Word};
-use super::{backpressure, settle, shape, spared, TRACKING};
+use super::{backpressure, raw, settle, shape, spared, TRACKING};
 use crate::os::lru;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
@@ -275,6 +275,11 @@ impl Scans {
                     let scans = if costly { u8::MAX } else { REST };
                     tracked.rest.store(scans, Ordering::Relaxed);
                     left = left.saturating_sub(len);
+                    if matches!(refusal, Refusal::Changed(_) | Refusal::Kernel(..)) {
+                        let range = claim.range();
+                        drop(claim);
+                        raw::forget_changed(range);
+                    }
                 }
             }
         }

@@ -4,16 +4,15 @@
 
 use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::maps::Unfit;
+use crate::os::maps::{self, Unfit};
 use crate::range::PageRange;
-use crate::text::{text, Text};
 use crate::tracking::list::List;
+use crate::tracking::offer::Refusal;
 use crate::tracking::raw::{self, Unmarkable};
 use crate::tracking::settings::{purge_always, Priority};
 use crate::tracking::state::RangeId;
 use crate::tracking::unmark::{self, Failed, Fast};
 use crate::tracking::{self, backpressure};
-use rustix::io::Errno;
 use std::ops::Range;
 
 /// Makes `[addr, addr + len)` volatile: from now on the worker may offer the pages to the kernel.
@@ -179,7 +178,7 @@ fn mark_range(
     match raw::mark(range, priority.map(Priority::level)) {
         Ok(Some(id)) => recent_ranges::remember(range, id),
         Ok(None) => {}
-        Err(Unmarkable::Unfit(unfit)) => return Err(explain(call, range, &unfit)),
+        Err(Unmarkable::Unfit(unfit)) => return Err(refused::unfit(call, range, unfit)),
         Err(Unmarkable::Full) => {
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
@@ -240,11 +239,22 @@ fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<List<Page
 
 fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
     match failed {
-        Failed::Hole(at) => explain(call, range, &Unfit::Hole(at)),
-        Failed::Kernel(errno) => {
-            Error::system(call, "taking the pages back", errno).on(range.start, range.len())
-        }
+        Failed::Hole(at) => refused::unfit(call, range, Unfit::Hole(at)),
+        Failed::Kernel(errno) => match changed(range) {
+            Some(unfit) if unfit != Unfit::Locked => refused::unfit(call, range, unfit),
+            _ => Error::system(call, "taking the pages back", errno).on(range.start, range.len()),
+        },
     }
+}
+
+/// Returns what the program has changed without tenure, if the kernel refused a call for that.
+fn changed(range: PageRange) -> Option<Unfit> {
+    let unfit =
+        maps::check_volatile(range).err().filter(|unfit| !matches!(unfit, Unfit::Unknown(_)));
+    if unfit.is_some() {
+        raw::forget_changed(range);
+    }
+    unfit
 }
 
 /// Offers the marked parts of the range to the kernel now, without the usual wait.
@@ -265,9 +275,10 @@ fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
 /// As for [`Volatile::offer_now`](super::Volatile::offer_now).
 ///
 /// # Errors
-/// `EINVAL`: nothing in the range is marked, the range is bad, or it was locked meanwhile. `EBUSY`:
-/// a fork shares the pages. `ENOMEM`: the process has half as many mappings as `vm.max_map_count`
-/// allows, and this offer would make more; the other half is left to the program.
+/// `EINVAL`: nothing in the range is marked, the range is bad, or the program has locked, protected
+/// or replaced the memory meanwhile. `EBUSY`: a fork shares the pages. `ENOMEM`: part of it is not
+/// mapped any more; or the process has half as many mappings as `vm.max_map_count` allows, and this
+/// offer would make more; the other half is left to the program.
 ///
 /// # Safety
 /// As for [`mark`].
@@ -314,6 +325,12 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
     match raw::offer_range(range, purge) {
         Some(Ok(gone)) => Ok(gone),
         Some(Err(refusal)) => {
+            let refusal = match refusal {
+                Refusal::Changed(_) | Refusal::Kernel(..) => {
+                    changed(range).map_or(refusal, Refusal::Changed)
+                }
+                _ => refusal,
+            };
             let wanted = ("another thread unmarked it meanwhile", "mark it again");
             Err(refused::error(call, range, refusal, wanted))
         }
@@ -388,48 +405,6 @@ fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
 /// About 10 ns; no system call.
 pub fn is_volatile(addr: *const u8, len: usize) -> bool {
     PageRange::check("is_volatile", addr, len).is_ok_and(raw::is_marked)
-}
-
-/// Returns the error for a failed check.
-fn explain(call: &'static str, range: PageRange, unfit: &Unfit) -> Error {
-    let error = |kind, why: Text, remedy: &'static str| Error::new(kind, call, why, remedy);
-    match unfit {
-        Unfit::Hole(at) => error(
-            ErrorKind::NotMapped,
-            text!("nothing is mapped at {at:#x}"),
-            "pass only mapped memory",
-        ),
-        Unfit::Locked => error(
-            ErrorKind::Locked,
-            "part of it is locked in memory, so the kernel may not take it".into(),
-            "munlock it first, or leave it out of mlockall",
-        ),
-        Unfit::Shared(at) => error(
-            ErrorKind::WrongMapping,
-            text!("the memory at {at:#x} is mapped shared, and the kernel discards private anonymous memory only"),
-            "use MAP_PRIVATE|MAP_ANONYMOUS memory",
-        ),
-        Unfit::File(at, inode) => error(
-            ErrorKind::WrongMapping,
-            text!("the memory at {at:#x} belongs to a file, memfd or device (inode {inode})"),
-            "use MAP_PRIVATE|MAP_ANONYMOUS memory; the kernel discards file pages by itself",
-        ),
-        Unfit::Protection(at) => error(
-            ErrorKind::WrongMapping,
-            text!("the memory at {at:#x} is not both readable and writable"),
-            "mprotect it to PROT_READ|PROT_WRITE first",
-        ),
-        Unfit::Unknown(errno @ (Errno::NOENT | Errno::ACCESS)) => error(
-            ErrorKind::System,
-            text!("/proc/self/maps, which says what kind of memory it is, cannot be read"),
-            "mount /proc, or use a Volatile object or a Cache, whose memory is tenure's own",
-        )
-        .with_errno(errno.raw_os_error()),
-        Unfit::Unknown(errno) => {
-            Error::system(call, "looking up the mapping in /proc/self/maps", *errno)
-        }
-    }
-    .on(range.start, range.len())
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! The caller's error for a refused offer.
+//! The caller's error for a refused mark, offer or unmark.
 
 use crate::error::{Error, ErrorKind};
+use crate::os::maps::Unfit;
 use crate::range::PageRange;
+use crate::text::{text, Text};
 use crate::tracking::offer::Refusal;
 use rustix::io::Errno;
 
@@ -34,6 +36,12 @@ pub(super) fn error(
             let why = "not tried: a process made by fork still shares the pages; the call";
             return Error::system(call, why, Errno::BUSY).on(range.start, range.len());
         }
+        Refusal::Changed(found) => return unfit(call, range, found),
+        Refusal::Replaced => (
+            ErrorKind::WrongMapping,
+            "the program has mapped other memory there since it was offered",
+            "forget memory before it is unmapped, and mark the other memory",
+        ),
         Refusal::Kernel(what, errno) => {
             // In a child that could open no descriptors; `errno` has the reason.
             let what = match crate::tracking::detection::is_missing() {
@@ -44,4 +52,46 @@ pub(super) fn error(
         }
     };
     Error::new(kind, call, why, remedy).on(range.start, range.len())
+}
+
+/// Returns the error for memory that cannot be volatile.
+pub(super) fn unfit(call: &'static str, range: PageRange, unfit: Unfit) -> Error {
+    let error = |kind, why: Text, remedy: &'static str| Error::new(kind, call, why, remedy);
+    match unfit {
+        Unfit::Hole(at) => error(
+            ErrorKind::NotMapped,
+            text!("nothing is mapped at {at:#x}"),
+            "pass only mapped memory",
+        ),
+        Unfit::Locked => error(
+            ErrorKind::Locked,
+            "part of it is locked in memory, so the kernel may not take it".into(),
+            "munlock it first, or leave it out of mlockall",
+        ),
+        Unfit::Shared(at) => error(
+            ErrorKind::WrongMapping,
+            text!("the memory at {at:#x} is mapped shared, and the kernel discards private anonymous memory only"),
+            "use MAP_PRIVATE|MAP_ANONYMOUS memory",
+        ),
+        Unfit::File(at, inode) => error(
+            ErrorKind::WrongMapping,
+            text!("the memory at {at:#x} belongs to a file, memfd or device (inode {inode})"),
+            "use MAP_PRIVATE|MAP_ANONYMOUS memory; the kernel discards file pages by itself",
+        ),
+        Unfit::Protection(at) => error(
+            ErrorKind::WrongMapping,
+            text!("the memory at {at:#x} is not both readable and writable"),
+            "mprotect it to PROT_READ|PROT_WRITE first",
+        ),
+        Unfit::Unknown(errno @ (Errno::NOENT | Errno::ACCESS)) => error(
+            ErrorKind::System,
+            text!("/proc/self/maps, which says what kind of memory it is, cannot be read"),
+            "mount /proc, or use a Volatile object or a Cache, whose memory is tenure's own",
+        )
+        .with_errno(errno.raw_os_error()),
+        Unfit::Unknown(errno) => {
+            Error::system(call, "looking up the mapping in /proc/self/maps", errno)
+        }
+    }
+    .on(range.start, range.len())
 }

@@ -28,6 +28,7 @@ mod cache_reuse;
 mod cache_segments;
 mod cache_sparse;
 mod cache_worth;
+mod changed_without_tenure;
 mod children_and_shortages;
 mod closed_descriptors;
 mod closures_of_unmark;

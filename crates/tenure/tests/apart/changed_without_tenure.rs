@@ -1,0 +1,195 @@
+//! What the program does to marked memory without tenure. The kernel discards nothing that the
+//! program maps there afterwards and does not mark, and the next call says what it found.
+
+use crate::promise_kit::*;
+use std::time::Duration;
+use tenure::volatile::{self, Settings};
+use tenure::{Error, ErrorKind, Outcome};
+use tenure_testkit::{skip, this_test};
+
+const PAGES: usize = 64;
+const LEN: usize = PAGES * PAGE;
+/// What the program writes to the other memory.
+const OTHER: u8 = 255;
+
+/// Plain memory with its contents, marked.
+fn marked() -> *mut u8 {
+    let at = plain(LEN) as *mut u8;
+    // SAFETY: this test's pages, whose contents may go.
+    unsafe {
+        std::ptr::write_bytes(at, 7, LEN);
+        volatile::mark(at, LEN).unwrap();
+    }
+    at
+}
+
+/// [`marked`], and offered.
+fn offered() -> *mut u8 {
+    let at = marked();
+    // SAFETY: as above.
+    unsafe { volatile::offer_now(at, LEN).unwrap() };
+    at
+}
+
+/// Unmaps so many pages.
+fn unmap(at: *mut u8, pages: usize) {
+    // SAFETY: this test's pages, to which it keeps no reference.
+    assert_eq!(unsafe { libc::munmap(at.cast(), pages * PAGE) }, 0);
+}
+
+/// Maps other memory at the address, with these flags.
+fn map(at: *mut u8, len: usize, flags: i32, fd: i32) {
+    let flags = flags | libc::MAP_FIXED;
+    // SAFETY: this test's address; what was there is given up.
+    let mapped = unsafe { libc::mmap(at.cast(), len, 3, flags, fd, 0) };
+    assert_eq!(mapped, at.cast(), "{}", std::io::Error::last_os_error());
+}
+
+const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+/// Writes the other contents.
+fn write_other(at: *mut u8, len: usize) {
+    // SAFETY: the other memory.
+    unsafe { std::ptr::write_bytes(at, OTHER, len) };
+}
+
+fn assert_other(at: *mut u8, len: usize) {
+    reclaim(at as usize, len);
+    let wrong = (0..len).step_by(PAGE).filter(|page| peek(at as usize + page) != Some(OTHER));
+    assert_eq!(wrong.count(), 0, "pages of the other memory without their contents");
+}
+
+/// The worker offers what is marked almost at once.
+fn offer_soon() {
+    volatile::configure(Settings::default().with_offer_after(Duration::from_millis(1)));
+}
+
+/// The calls, on this test's memory.
+fn offer(at: *mut u8) -> Result<(), Error> {
+    // SAFETY: the test's own addresses; the kernel is asked what is there.
+    unsafe { volatile::offer_now(at, LEN) }
+}
+fn unmark(at: *mut u8, pages: usize) -> Result<Outcome, Error> {
+    // SAFETY: as above.
+    unsafe { volatile::unmark(at, pages * PAGE) }
+}
+
+#[test]
+fn the_worker_forgets_what_is_unmapped() {
+    promised(this_test!(), || {
+        let at = marked();
+        unmap(at, PAGES);
+        offer_soon();
+        assert!(waited(|| !volatile::is_volatile(at, LEN)), "it stays marked");
+        map(at, LEN, ANONYMOUS, -1);
+        write_other(at, LEN);
+        let error = offer(at).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotMarked, "{error}");
+        assert_other(at, LEN);
+        assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+    });
+}
+
+#[test]
+fn the_next_call_names_the_hole_and_forgets_it() {
+    promised(this_test!(), || {
+        never_offer();
+        for call in [|at| offer(at), |at| unmark(at, PAGES).map(drop)] {
+            for at in [marked(), offered()] {
+                let hole = at.wrapping_add(8 * PAGE);
+                unmap(hole, 8);
+                // A range that was not offered is unmarked without a look at it.
+                let Err(error) = call(at) else { continue };
+                assert_eq!(error.kind(), ErrorKind::NotMapped, "{error}");
+                assert!(error.to_string().contains(&format!("{hole:p}")), "{error}");
+                assert!(!volatile::is_volatile(hole, 8 * PAGE));
+                map(hole, 8 * PAGE, ANONYMOUS, -1);
+                write_other(hole, 8 * PAGE);
+                assert_other(hole, 8 * PAGE);
+                assert_eq!(unmark(hole, 8), Ok(Outcome::Intact));
+                // The rest is as it was.
+                for (rest, pages) in [(at, 8), (hole.wrapping_add(8 * PAGE), PAGES - 16)] {
+                    let outcome = unmark(rest, pages).unwrap();
+                    let kept =
+                        (0..pages).filter(|page| peek(rest as usize + page * PAGE) == Some(7));
+                    let kept = kept.count();
+                    assert!(outcome == Outcome::Purged || kept == pages, "{kept} of {pages}");
+                }
+            }
+        }
+    });
+}
+
+/// Not even its pages are read in, and a touch of a page that is not there yet raises no signal.
+#[test]
+fn a_file_or_shared_memory_in_its_place_is_left_alone() {
+    promised(this_test!(), || {
+        if !tenure::capabilities().works("procmap_query") {
+            skip!("without PROCMAP_QUERY (6.11) tenure does not look at each range");
+        }
+        never_offer();
+        let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        for (flags, has_file) in
+            [(libc::MAP_PRIVATE, true), (libc::MAP_SHARED, true), (shared, false)]
+        {
+            // SAFETY: makes a file without a name, and gives it a length.
+            let file = unsafe {
+                let file = libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC);
+                assert_eq!(libc::ftruncate(file, LEN as i64), 0);
+                file
+            };
+            let at = marked();
+            map(at, LEN, flags, if has_file { file } else { -1 });
+            let error = offer(at).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
+            let mut there = [0_u8; PAGES];
+            // SAFETY: a byte for each page of the range.
+            assert_eq!(unsafe { libc::mincore(at.cast(), LEN, there.as_mut_ptr()) }, 0);
+            assert_eq!(there, [0; PAGES], "pages that were read in");
+            write_other(at, LEN);
+            assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+            assert_other(at, LEN);
+        }
+    });
+}
+
+#[test]
+fn other_memory_in_the_place_of_offered_memory_is_not_purged() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        never_offer();
+        let at = offered();
+        map(at, LEN, ANONYMOUS, -1);
+        write_other(at, LEN);
+        // SAFETY: this test's memory, which was offered.
+        let error = unsafe { volatile::purge_now(at, LEN) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
+        assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+        assert_other(at, LEN);
+    });
+}
+
+#[test]
+fn memory_that_is_protected_meanwhile_is_not_offered() {
+    promised(this_test!(), || {
+        never_offer();
+        for protection in [libc::PROT_NONE, libc::PROT_READ] {
+            let at = marked();
+            let protect = |protection| {
+                // SAFETY: this test's memory, to which it keeps no reference.
+                assert_eq!(unsafe { libc::mprotect(at.cast(), LEN, protection) }, 0);
+            };
+            protect(protection);
+            let offered = offer(at);
+            protect(libc::PROT_READ | libc::PROT_WRITE);
+            if tenure::capabilities().works("procmap_query") {
+                let error = offered.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
+                reclaim(at as usize, LEN);
+                assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+                let kept = (0..PAGES).filter(|page| peek(at as usize + page * PAGE) == Some(7));
+                assert_eq!(kept.count(), PAGES);
+            }
+        }
+    });
+}
