@@ -24,6 +24,9 @@ pub(crate) enum Pages {
     /// Pages that hold data of their own, or have it in swap. PAGEMAP_SCAN leaves the shared zero
     /// page out; without it that page counts as data.
     Data,
+    /// [`Data`](Pages::Data), and without PAGEMAP_SCAN those of them that no other process maps, or that
+    /// are in swap: the shared zero page looks like a page that a fork shares.
+    Written,
     /// Pages of their own that are in memory, and not in swap. Without PAGEMAP_SCAN the shared zero
     /// page counts, too.
     Resident,
@@ -146,6 +149,7 @@ impl Pagemap {
             let wanted = match pages {
                 Pages::Missing => !there,
                 Pages::Data => there,
+                Pages::Written => entry & (ENTRY_SWAPPED | ENTRY_EXCLUSIVE) != 0,
                 Pages::Resident => entry & ENTRY_PRESENT != 0,
                 Pages::Huge => false,
             };
@@ -187,7 +191,7 @@ impl Pagemap {
     ) -> Result<(), Errno> {
         let (inverted, mask, anyof) = match pages {
             Pages::Missing => (PRESENT | SWAPPED, PRESENT | SWAPPED, 0),
-            Pages::Data => (PFN_ZERO, PFN_ZERO, PRESENT | SWAPPED),
+            Pages::Data | Pages::Written => (PFN_ZERO, PFN_ZERO, PRESENT | SWAPPED),
             Pages::Resident => (PFN_ZERO, PFN_ZERO | PRESENT, 0),
             Pages::Huge => (0, HUGE, 0),
         };
@@ -300,21 +304,6 @@ impl Pagemap {
             }
         }
         true
-    }
-
-    /// Returns whether each page of the range is one that was written, in memory or in swap. Without
-    /// PAGEMAP_SCAN a page that other processes also map counts as not written: the page of zeros
-    /// looks like it.
-    pub fn all_written(&self, range: PageRange) -> Result<bool, Errno> {
-        if self.count(range, Pages::Data)? < range.len() {
-            return Ok(false);
-        }
-        if scan_works() {
-            return Ok(true);
-        }
-        let mut all = true;
-        self.entries(range, |_, entry| all &= entry & (ENTRY_SWAPPED | ENTRY_EXCLUSIVE) != 0)?;
-        Ok(all)
     }
 
     /// Returns how many bytes of the range are of the requested kind.

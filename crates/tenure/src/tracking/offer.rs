@@ -3,15 +3,15 @@
 #![allow(unsafe_code, reason = "lets the kernel discard pages, and reads their words")]
 
 use super::detection::{self, Kind};
-use super::holes;
-use super::list::{listed, List};
-use super::side::{without, Words};
-use super::state::{flag, Claim, Word};
+use super::holes::{self, mappings_in};
+use super::list::List;
+use super::side::Words;
+use super::state::{flag, Claim};
 use crate::os::maps::{self, Unfit};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
-use crate::os::{advise, lru, page_size, populate, words};
+use crate::os::{advise, lru, page_size, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -104,6 +104,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
         return Err(Refusal::Shared);
     }
     let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
+    let mut has_zeros = false;
     if by_words {
         remember_words(claim, range)?;
     } else if !claim.is(flag::DENSE | flag::WHOLLY_WATCHED) {
@@ -116,10 +117,18 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
             if claim.is_wanted() {
                 return Err(Refusal::Wanted);
             }
-            make_readable(claim, piece, &[], pagemap.as_ref())?;
+            holes::make_readable(claim, piece, &[], pagemap.as_ref())?;
+            let written = |pagemap: &Pagemap| pagemap.count(piece, Pages::Written);
+            let is_written = pagemap.as_ref().map(|pagemap| written(pagemap) == Ok(piece.len()));
+            has_zeros |= is_written != Some(true);
+            // Nor are the pages of zeros that an offer before has left to be populated. A GiB of them
+            // took a GiB at the second pin, and a page that was never written counted as purged.
+            if is_written == Some(false) {
+                claim.set(flag::SPARSE);
+            }
         }
     }
-    let told = tell(claim, &parts, by_words, pagemap.as_ref());
+    let told = tell(claim, &parts, by_words, has_zeros, pagemap.as_ref());
     if !claim.is_offered() {
         if let Some(side) = claim.side() {
             side.words = None;
@@ -170,12 +179,14 @@ fn look_for_other_memory(claim: &Claim, told: &[PageRange]) -> Result<(), Refusa
     Ok(())
 }
 
-/// Watches the parts and frees them lazily, piece by piece. `Err`: it was cut short. Then the
+/// Watches the parts and frees them lazily, piece by piece. `has_zeros`: they may have pages that
+/// were never written. `Err`: it was cut short. Then the
 /// range's word says whether anything was offered, and its side data lists the offered parts.
 fn tell(
     claim: &mut Claim,
     parts: &[PageRange],
     by_words: bool,
+    has_zeros: bool,
     pagemap: Option<&Pagemap>,
 ) -> Result<(), Refusal> {
     let range = claim.range();
@@ -200,8 +211,12 @@ fn tell(
             // The flag is set first, so that the next thread that takes the range back ends a
             // registration that failed half way.
             claim.set(flag::WATCHED);
-            let registered = detection::register(kind(claim), piece);
-            if let Err(errno) = registered.and_then(|()| have_forks_copy(claim, piece, pagemap)) {
+            let mut registered = detection::register(kind(claim), piece);
+            if has_zeros && !claim.is(flag::DENSE) {
+                let copied = || holes::have_forks_copy(claim, kind(claim), piece, pagemap);
+                registered = registered.and_then(|()| copied());
+            }
+            if let Err(errno) = registered {
                 claim.clear(flag::DENSE);
                 result = Err(Refusal::not_watched(errno));
                 break;
@@ -356,88 +371,6 @@ fn is_shared(claim: &Claim, range: PageRange, pagemap: Option<&Pagemap>) -> bool
     }
     // If it is not known, `tell` decides.
     shared == Some(true)
-}
-
-/// Makes holes readable, as the shared zero page.
-///
-/// Holes must be readable before the range is watched. Otherwise a page that was never touched
-/// would count as purged. And nothing may be freed before it is watched, or the kernel could
-/// discard it unseen. `lost` pages stay missing.
-pub(super) fn make_readable(
-    claim: &mut Claim,
-    piece: PageRange,
-    lost: &[PageRange],
-    pagemap: Option<&Pagemap>,
-) -> Result<(), Errno> {
-    let missing = match pagemap {
-        Some(pagemap) => listed(pagemap, piece, Pages::Missing)?,
-        None => List::of(&[piece])?,
-    };
-    for hole in without(&missing, lost)?.iter() {
-        match populate::for_reading(*hole) {
-            // A page that is gone, not reported yet, and watched.
-            Err(Errno::FAULT | Errno::HWPOISON) if claim.word().has(Word::REMADE) => {}
-            done => done?,
-        }
-        holes::made_readable(hole.len());
-        claim.set(flag::SPARSE);
-    }
-    // Pages of zeros that an offer before has left, or that the program has read, are not to be
-    // populated either: a GiB of them took a GiB at the second pin.
-    let written = |pagemap: &Pagemap| pagemap.all_written(piece) == Ok(true);
-    if !claim.is(flag::SPARSE) && pagemap.is_some_and(|pagemap| !written(pagemap)) {
-        claim.set(flag::SPARSE);
-    }
-    Ok(())
-}
-
-/// Has forks copy the page tables of holes that were made readable, in memory that is watched
-/// already.
-///
-/// In a fork the kernel skips the page tables of a mapping that was never written, because touches
-/// in the child would make the pages. But the child watches the range, and a zero page that is
-/// missing there counts as purged. A request to fill a page that is present changes nothing, except
-/// that the mapping then counts as written. Without a list of the mappings each page is a part of
-/// its own.
-fn have_forks_copy(
-    claim: &Claim,
-    piece: PageRange,
-    pagemap: Option<&Pagemap>,
-) -> Result<(), Errno> {
-    let sparse = claim.is(flag::SPARSE);
-    let written = |pagemap: &Pagemap| !sparse || pagemap.all_written(piece) == Ok(true);
-    if claim.is(flag::DENSE) || pagemap.is_some_and(written) {
-        return Ok(());
-    }
-    for part in mappings_in(piece)?.iter() {
-        // A page that is still missing is lost, and the program makes it again.
-        let missing = match pagemap {
-            Some(pagemap) => listed(pagemap, *part, Pages::Missing)?,
-            None if claim.word().has(Word::LOST) => continue,
-            None => List::new(),
-        };
-        if let Some(there) = without(&[*part], &missing)?.first() {
-            detection::have_forks_copy(kind(claim), there.start)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the part of each mapping that lies in the range; each page, if the mappings cannot be
-/// listed.
-fn mappings_in(range: PageRange) -> Result<List<PageRange>, Errno> {
-    let (mut parts, mut noted) = (List::new(), Ok(()));
-    let listed_all = maps::each_mapping(range, |mapping| {
-        let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
-        if noted.is_ok() {
-            noted = parts.push(PageRange { start, end });
-        }
-    });
-    if listed_all.is_err() {
-        parts = List::with_room(range.len() / page_size())?;
-        noted = range.pieces(page_size()).try_for_each(|page| parts.push(page));
-    }
-    noted.map(|()| parts)
 }
 
 /// Returns the parts that may be offered without splitting a huge page that is partly in other use:

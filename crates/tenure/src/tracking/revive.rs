@@ -5,7 +5,7 @@
 use super::detection;
 use super::list::{listed, List};
 use super::offer::{kind, NO_WORD};
-use super::side::in_order;
+use super::side::{in_order, without};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
 use crate::os::{self, advise, page_size, words};
@@ -39,11 +39,12 @@ pub(super) fn keep_pages(claim: &mut Claim) -> Result<List<PageRange>, Errno> {
     };
     let pagemap = claim.is(flag::SPARSE).then(Pagemap::open).and_then(Result::ok);
     let intact = match pagemap {
-        Some(pagemap) if pagemap::scan_works() => keep_data(&pagemap, range)?,
+        Some(ref pagemap) if pagemap::scan_works() => keep_data(pagemap, range)?,
         _ if claim.is(flag::SPARSE) => {
-            let gone = salvage_by_page(range, Zeros::MayGo)?;
+            let keep = |zeros| salvage_by_page(range, zeros, pagemap.as_ref());
+            let gone = keep(Zeros::MayGo)?;
             // If the watch continues, a zero page that goes would also be reported as missing.
-            return if goes_on(claim, &gone) { salvage_by_page(range, zeros) } else { Ok(gone) };
+            return if goes_on(claim, &gone) { keep(zeros) } else { Ok(gone) };
         }
         _ => populated(advise::populate_write(range))?,
     };
@@ -283,7 +284,7 @@ fn keep_data(pagemap: &Pagemap, range: PageRange) -> Result<bool, Errno> {
 fn salvage(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
     let tells = |_: &Pagemap| zeros == Zeros::Stay || pagemap::scan_works();
     let Some(pagemap) = Pagemap::open().ok().filter(tells) else {
-        return salvage_by_page(range, zeros);
+        return salvage_by_page(range, zeros, None);
     };
     for _ in 0..MOST_LOOKS {
         let mut all = true;
@@ -300,7 +301,7 @@ fn salvage(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
         }
     }
     // A guard that the program has put into the range (MADV_GUARD_INSTALL) always shows as data.
-    salvage_by_page(range, zeros)
+    salvage_by_page(range, zeros, None)
 }
 
 /// The most readings of the page map. Each finds the pages that went since the one before.
@@ -320,10 +321,21 @@ fn drop_poisoned(range: PageRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Keeps and lists page by page, without a page map.
-fn salvage_by_page(range: PageRange, zeros: Zeros) -> Result<List<PageRange>, Errno> {
-    let mut missing = List::new();
-    for page in range.pieces(page_size()) {
+/// Keeps and lists page by page. With a page map it first keeps at once what the map shows as written.
+fn salvage_by_page(
+    range: PageRange,
+    zeros: Zeros,
+    pagemap: Option<&Pagemap>,
+) -> Result<List<PageRange>, Errno> {
+    let (mut kept, mut missing) = (List::new(), List::new());
+    if let Some(pagemap) = pagemap {
+        for extent in listed(pagemap, range, Pages::Written)?.iter() {
+            if populated(advise::populate_write(*extent))? {
+                kept.push(*extent)?;
+            }
+        }
+    }
+    for page in without(&[range], &kept)?.iter().flat_map(|rest| rest.pieces(page_size())) {
         let may_go = zeros == Zeros::MayGo && advise::reads_as_zeros(page);
         if !may_go && !populated(advise::populate_write(page))? {
             add_page(&mut missing, page)?;

@@ -1,6 +1,7 @@
 //! Watches [lost pages](super::unmade) again whose watch has ended with its descriptors.
 
-use super::offer::{end_failed_watch, kind, make_readable};
+use super::holes::make_readable;
+use super::offer::{end_failed_watch, kind};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::unmade::{self, is_unmade};
 use super::{claims, detection, TRACKING};

@@ -71,6 +71,36 @@ fn a_purge_is_told_with_exactly_its_pages() {
     }
 }
 
+/// Neither when the kernel has its page of zeros there from an offer before.
+#[test]
+fn an_untouched_page_among_others_is_never_purged() {
+    const PAGES: usize = 32;
+    const UNTOUCHED: usize = 5;
+    let mut map = Mapping::anonymous_with(PAGES * PAGE, PageSize::Base).unwrap();
+    let p = map.as_mut_ptr();
+    for _ in 0..4 {
+        for page in (0..PAGES).filter(|page| *page != UNTOUCHED) {
+            map.as_mut_slice()[page * PAGE] = 1;
+        }
+        // SAFETY: the mapping stays as it is until it is forgotten, and is not touched while it is
+        // marked.
+        unsafe {
+            volatile::mark(p, PAGES * PAGE).unwrap();
+            volatile::offer_now(p, PAGES * PAGE).unwrap();
+            assert_eq!(volatile::unmark(p, PAGES * PAGE).unwrap(), Outcome::Intact);
+            volatile::mark(p, PAGES * PAGE).unwrap();
+            let _ = volatile::purge_now(p, PAGES * PAGE).unwrap();
+            let untouched = UNTOUCHED * PAGE;
+            let is_told = |gone: std::ops::Range<usize>| {
+                assert!(!gone.contains(&untouched), "{gone:?} has the untouched page");
+            };
+            let _ = volatile::unmark_with_map(p, PAGES * PAGE, is_told).unwrap();
+        }
+    }
+    // SAFETY: the test's own mapping.
+    unsafe { volatile::forget(p, PAGES * PAGE).unwrap() };
+}
+
 #[test]
 fn untouched_pages_are_not_purged() {
     let len = 4 << 20;
