@@ -1275,8 +1275,9 @@ TENURE_MUST_USE int tenure_mnovolatile_map(void *addr, size_t len, tenure_gone_f
  * Offers the marked part of the range to the kernel now, without the usual wait.
  *
  * Errors: EINVAL: nothing in the range is marked, the range is empty, unaligned or wrapping, or
- * it was locked meanwhile. ENOMEM: the process has too many mappings. EBUSY: a process made by fork
- * shares the pages.
+ * the program has locked, protected or replaced the memory meanwhile. ENOMEM: part of it is not
+ * mapped any more, or the process has too many mappings. EBUSY: a process made by fork shares the
+ * pages.
  */
 int tenure_offer_now(void *addr, size_t len);
 

@@ -128,8 +128,9 @@ pub unsafe extern "C" fn tenure_mnovolatile_map(
 /// Offers the marked part of the range to the kernel now, without the usual wait.
 ///
 /// Errors: EINVAL: nothing in the range is marked, the range is empty, unaligned or wrapping, or
-/// it was locked meanwhile. ENOMEM: the process has too many mappings. EBUSY: a process made by fork
-/// shares the pages.
+/// the program has locked, protected or replaced the memory meanwhile. ENOMEM: part of it is not
+/// mapped any more, or the process has too many mappings. EBUSY: a process made by fork shares the
+/// pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_offer_now(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_offer_now", || {

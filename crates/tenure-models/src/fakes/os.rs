@@ -279,6 +279,7 @@ pub(crate) mod pagemap {
     pub(crate) enum Pages {
         Missing,
         Data,
+        Written,
         Huge,
     }
 
@@ -303,7 +304,7 @@ pub(crate) mod pagemap {
                 let state = KERNEL.state(page.start);
                 let wanted = match pages {
                     Pages::Missing => state & (DATA | ZERO) == 0,
-                    Pages::Data => state & DATA != 0,
+                    Pages::Data | Pages::Written => state & DATA != 0,
                     Pages::Huge => false,
                 };
                 if wanted {
@@ -319,10 +320,6 @@ pub(crate) mod pagemap {
             Ok(bytes)
         }
 
-        pub fn all_written(&self, range: PageRange) -> Result<bool, Errno> {
-            Ok(self.count(range, Pages::Data)? == range.len())
-        }
-
         pub fn any_shared(&self, _range: PageRange) -> Result<bool, Errno> {
             Ok(false)
         }
@@ -332,8 +329,20 @@ pub(crate) mod pagemap {
 pub(crate) mod maps {
     use super::*;
 
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Unfit {
         Hole(usize),
+        Locked,
+        Unknown(Errno),
+    }
+
+    /// The program changes no memory without tenure here.
+    pub(crate) fn query_works() -> bool {
+        false
+    }
+
+    pub(crate) fn is_unmapped(_range: PageRange) -> bool {
+        false
     }
 
     pub(crate) fn check_volatile(_range: PageRange) -> Result<(), Unfit> {
