@@ -1,5 +1,7 @@
 //! The core's `tracking`, as far as it is modelled.
 
+#[path = "../../tenure/src/tracking/changes.rs"]
+pub(crate) mod changes;
 #[path = "../../tenure/src/tracking/descriptors.rs"]
 pub(crate) mod descriptors;
 #[path = "../../tenure/src/tracking/gate.rs"]

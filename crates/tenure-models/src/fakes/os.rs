@@ -341,8 +341,12 @@ pub(crate) mod maps {
         false
     }
 
-    pub(crate) fn is_unmapped(_range: PageRange) -> bool {
-        false
+    pub(crate) fn each_unfit(_: PageRange, _: impl FnMut(PageRange, Unfit)) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    pub(crate) fn in_one_process<R>(ask: impl Fn() -> R) -> R {
+        ask()
     }
 
     pub(crate) fn check_volatile(_range: PageRange) -> Result<(), Unfit> {

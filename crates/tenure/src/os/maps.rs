@@ -34,15 +34,6 @@ pub(crate) fn is_partly_mapped(range: PageRange) -> bool {
     range.pieces(super::page_size()).any(is_mapped)
 }
 
-/// Returns whether nothing is mapped in the range. Allocates nothing.
-pub(crate) fn is_unmapped(range: PageRange) -> bool {
-    let listed = in_one_process(|| {
-        let mut count = 0;
-        each_mapping(range, |_| count += 1).map(|()| count)
-    });
-    listed.map_or_else(|_| !is_partly_mapped(range), |count| count == 0)
-}
-
 /// The reason why a range cannot be volatile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
@@ -69,7 +60,7 @@ pub(crate) fn check_volatile(range: PageRange) -> Result<(), Unfit> {
 
 /// Asks again in a child that a signal handler has made meanwhile: it may have read its parent's
 /// mappings.
-fn in_one_process<R>(ask: impl Fn() -> R) -> R {
+pub(crate) fn in_one_process<R>(ask: impl Fn() -> R) -> R {
     loop {
         let process = generation::current();
         let answer = ask();
@@ -83,29 +74,49 @@ fn check_now(range: PageRange) -> Result<(), Unfit> {
     if mlock::seen(range).map_err(Unfit::Unknown)? == Seen::Locked {
         return Err(Unfit::Locked);
     }
-    let mut at = range.start;
     let mut verdict = Ok(());
+    list_unfit(range, false, |_, unfit| verdict = verdict.and(Err(unfit)))
+        .map_err(Unfit::Unknown)?;
+    verdict
+}
+
+/// Calls `each` with the parts of the range that cannot be volatile, and why. The calls are those of
+/// [`check_volatile`]; where a filter refuses `msync`, locks are not seen. See [`in_one_process`].
+pub(crate) fn each_unfit(
+    range: PageRange,
+    each: impl FnMut(PageRange, Unfit),
+) -> Result<(), Errno> {
+    list_unfit(range, mlock::asked(range) == Ok(Seen::Locked), each)
+}
+
+/// `locked`: also looks for locked mappings.
+fn list_unfit(
+    range: PageRange,
+    locked: bool,
+    mut each: impl FnMut(PageRange, Unfit),
+) -> Result<(), Errno> {
+    let mut at = range.start;
     each_mapping(range, |mapping| {
-        if verdict.is_err() {
-            return;
+        let part = PageRange { start: mapping.start.max(at), end: mapping.end.min(range.end) };
+        if part.start > at {
+            each(PageRange { start: at, end: part.start }, Unfit::Hole(at));
         }
-        verdict = if mapping.start > at {
-            Err(Unfit::Hole(at))
-        } else if mapping.shared {
-            Err(Unfit::Shared(at))
+        let unfit = if mapping.shared {
+            Some(Unfit::Shared(part.start))
         } else if mapping.inode != 0 {
-            Err(Unfit::File(at, mapping.inode))
+            Some(Unfit::File(part.start, mapping.inode))
         } else if !mapping.readable || !mapping.writable {
-            Err(Unfit::Protection(at))
+            Some(Unfit::Protection(part.start))
+        } else if locked && mlock::asked(part) == Ok(Seen::Locked) {
+            Some(Unfit::Locked)
         } else {
-            Ok(())
+            None
         };
-        at = mapping.end;
-    })
-    .map_err(Unfit::Unknown)?;
-    verdict?;
+        unfit.into_iter().for_each(|unfit| each(part, unfit));
+        at = part.end;
+    })?;
     if at < range.end {
-        return Err(Unfit::Hole(at));
+        each(PageRange { start: at, end: range.end }, Unfit::Hole(at));
     }
     Ok(())
 }

@@ -17,6 +17,7 @@
 //!   to raw ones.
 
 pub(crate) mod backpressure;
+mod changes;
 mod descriptors;
 pub(crate) mod detection;
 mod gate;

@@ -3,10 +3,10 @@
 #![allow(unsafe_code, reason = "lets the kernel discard pages, and reads their words")]
 
 use super::detection::{self, Kind};
-use super::holes::{self, mappings_in};
 use super::list::List;
 use super::side::Words;
 use super::state::{flag, Claim};
+use super::{changes, holes};
 use crate::os::maps::{self, Unfit};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
@@ -94,7 +94,7 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     if range.len() == 0 || claim.is(flag::TORN) {
         return Err(Refusal::Wanted);
     }
-    look_for_changes(claim)?;
+    changes::look(claim).map_err(Refusal::Changed)?;
     let by_words = !detection::by_userfaultfd();
     if !by_words && !claim.is(flag::WHOLLY_WATCHED) && !ROOM.may_cut(range) {
         return Err(Refusal::TooManyMappings);
@@ -150,38 +150,9 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Looks for what the program has changed without tenure. A file in the memory's place would be
-/// populated and watched before the kernel refuses to free it, and its missing pages would raise
-/// SIGBUS. Before Linux 6.11 a look at each range would read all mappings.
-fn look_for_changes(claim: &Claim) -> Result<(), Refusal> {
-    if !claim.is_raw() || !maps::query_works() {
-        return Ok(());
-    }
-    match maps::check_volatile(claim.range()) {
-        Ok(()) | Err(Unfit::Unknown(_)) => Ok(()),
-        Err(unfit) => Err(Refusal::Changed(unfit)),
-    }
-}
-
-/// Looks whether offered memory is still the memory that was offered: what the program maps in its
-/// place is not watched, and is not tenure's to discard.
-fn look_for_other_memory(claim: &Claim, told: &[PageRange]) -> Result<(), Refusal> {
-    if !claim.is_raw() || !detection::by_userfaultfd() {
-        return Ok(());
-    }
-    for part in told {
-        for mapping in mappings_in(*part)?.iter() {
-            if !detection::is_watched(kind(claim), mapping.start) {
-                return Err(Refusal::Replaced);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Watches the parts and frees them lazily, piece by piece. `has_zeros`: they may have pages that
-/// were never written. `Err`: it was cut short. Then the
-/// range's word says whether anything was offered, and its side data lists the offered parts.
+/// were never written. `Err`: it was cut short. Then the range's word says whether anything was
+/// offered, and its side data lists the offered parts.
 fn tell(
     claim: &mut Claim,
     parts: &[PageRange],
@@ -321,7 +292,9 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         return Err(Refusal::Shared);
     }
     let told = offered_parts(claim)?;
-    look_for_other_memory(claim, &told)?;
+    if !changes::is_same_memory(claim, kind(claim), &told) {
+        return Err(Refusal::Replaced);
+    }
     // The flag is cleared before the offer: a page that is made again meanwhile sets it again.
     claim.clear(flag::MADE_AGAIN);
     for piece in told.iter().flat_map(|part| part.pieces(STEP)) {
@@ -438,7 +411,9 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let pagemap = Pagemap::open().ok();
     // Only the offered parts are watched.
     let told = offered_parts(claim)?;
-    look_for_other_memory(claim, &told)?;
+    if !changes::is_same_memory(claim, kind(claim), &told) {
+        return Err(Refusal::Replaced);
+    }
     claim.clear(flag::MADE_AGAIN);
     for attempt in 0..4u64 {
         if attempt > 0 {

@@ -2,15 +2,13 @@
 //!
 //! A raw range has one pin while it is not volatile, and none while it is marked.
 
-use super::list::List;
 use super::offer::{self, Refusal};
 use super::settle;
 use super::shape::{
     claim_marked, claimed_to_cut, each_gap, gaps, lock_with_room, overlapping, tracked, Change,
 };
-use super::side::without;
 use super::state::{flag, Claim, RangeId, Word};
-use super::{backpressure, detection, settings, TRACKING};
+use super::{backpressure, changes, detection, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
@@ -169,42 +167,13 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
     worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::NO_WORKER)))
 }
 
-/// Forgets the ranges in this part of memory that the program has changed without tenure: unmapped,
-/// protected, or replaced by other memory, which is not marked. It also forgets their other pages,
-/// which may be of other memory, too. Only an offered range stays known where something is mapped: the
-/// kernel may have discarded pages of it, which the next unmark reports.
+/// Forgets the parts of a range that the program has changed without tenure: unmapped, protected,
+/// locked, or replaced by memory that cannot be volatile.
 pub(crate) fn forget_changed(range: PageRange) {
-    let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
-    for id in overlapping(range).unwrap_or_default().iter() {
-        let part = tracked(*id).range();
-        if part.len() == 0 || !is_changed(part) {
-            continue;
-        }
+    for (part, _) in changes::unfit_parts(range).unwrap_or_default().iter() {
         // If there is no memory for a cut, the next refused call tries again.
-        let whole = drop_known(part, |claim| !claim.word().has(unfinished));
-        if whole != Ok(Some(false)) {
-            for hole in holes(part).unwrap_or_default().iter() {
-                // Asked again under the claims: the program may have mapped and marked memory there
-                // since.
-                let _ = drop_known(*hole, |claim| maps::is_unmapped(claim.range()));
-            }
-        }
+        let _ = drop_known(*part, changes::may_be_forgotten);
     }
-}
-
-fn is_changed(range: PageRange) -> bool {
-    let verdict = maps::check_volatile(range);
-    !matches!(verdict, Ok(()) | Err(Unfit::Locked | Unfit::Unknown(_)))
-}
-
-/// Returns the parts in which nothing is mapped.
-fn holes(range: PageRange) -> Result<List<PageRange>, Errno> {
-    let (mut mapped, mut noted) = (List::new(), Ok(()));
-    maps::each_mapping(range, |mapping| {
-        let part = PageRange { start: mapping.start, end: mapping.end };
-        noted = noted.and_then(|()| mapped.push(part));
-    })?;
-    noted.and_then(|()| without(&[range], &mapped))
 }
 
 /// Returns the range that is known with exactly these bounds.

@@ -30,7 +30,7 @@
 //!   another mapping, makes it read-only or inaccessible, or locks it;
 //! - where [`detection`] is [`Detection::Words`], the program does not write to a marked range.
 //!
-//! If the program breaks the first promise, tenure forgets the range as soon as it finds that, and
+//! If the program breaks the first promise, tenure forgets the pages as soon as it finds that, and
 //! the next call that asks the kernel says what it found. It cannot find private memory that was
 //! mapped in the same place before it looked: it would offer that.
 //!

@@ -2,9 +2,11 @@
 //! program maps there afterwards and does not mark, and the next call says what it found.
 
 use crate::promise_kit::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
 use tenure::{Error, ErrorKind, Outcome};
+use tenure_testkit::pages::smaps_over;
 use tenure_testkit::{skip, this_test};
 
 const PAGES: usize = 64;
@@ -12,15 +14,23 @@ const LEN: usize = PAGES * PAGE;
 /// What the program writes to the other memory.
 const OTHER: u8 = 255;
 
-/// Plain memory with its contents, marked.
+/// Plain memory with its contents, marked. It lies where the kernel maps nothing by itself, such as the
+/// stack of a thread that starts after the memory was unmapped.
 fn marked() -> *mut u8 {
-    let at = plain(LEN) as *mut u8;
+    static PLACES: AtomicUsize = AtomicUsize::new(0);
+    let at = at_of(PLACES.fetch_add(1, Ordering::Relaxed));
+    map(at, LEN, ANONYMOUS, -1);
     // SAFETY: this test's pages, whose contents may go.
     unsafe {
+        libc::madvise(at.cast(), LEN, libc::MADV_NOHUGEPAGE);
         std::ptr::write_bytes(at, 7, LEN);
         volatile::mark(at, LEN).unwrap();
     }
     at
+}
+
+fn at_of(place: usize) -> *mut u8 {
+    (0x1000_0000_0000 + (place << 30)) as *mut u8
 }
 
 /// [`marked`], and offered.
@@ -87,6 +97,75 @@ fn the_worker_forgets_what_is_unmapped() {
         assert_eq!(error.kind(), ErrorKind::NotMarked, "{error}");
         assert_other(at, LEN);
         assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+    });
+}
+
+/// Its owner has kept its promise, and neighbours are offered as one.
+#[test]
+fn what_lies_beside_it_is_offered() {
+    promised(this_test!(), || {
+        offer_soon();
+        for (change, is_last) in (0..4).flat_map(|change| [(change, false), (change, true)]) {
+            let at = marked();
+            let kept = LEN - PAGE;
+            let (rest, page) = match is_last {
+                true => (at, at.wrapping_add(kept)),
+                false => (at.wrapping_add(PAGE), at),
+            };
+            // SAFETY: the test's own page, to which it keeps no reference.
+            let changed = unsafe {
+                match change {
+                    0 => libc::munmap(page.cast(), PAGE),
+                    1 => libc::mprotect(page.cast(), PAGE, libc::PROT_READ),
+                    2 => libc::mlock(page.cast(), PAGE),
+                    _ => {
+                        map(page, PAGE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1);
+                        0
+                    }
+                }
+            };
+            if changed != 0 {
+                continue; // this process may lock nothing
+            }
+            // The mark may come after the change as well as before it.
+            // SAFETY: the test's own pages, whose contents may go.
+            unsafe { volatile::mark(rest, kept).unwrap() };
+            let lazy = || smaps_over(rest as usize, kept).iter().map(|s| s.lazy_free).sum::<u64>();
+            assert!(
+                waited(|| lazy() as usize >= kept),
+                "{change} {is_last}: {} of {kept} bytes",
+                lazy()
+            );
+            assert!(volatile::is_volatile(rest, kept));
+        }
+    });
+}
+
+/// It was mapped and marked while another thread found that the memory before it was gone.
+#[test]
+fn a_mark_of_new_memory_stays() {
+    promised(this_test!(), || {
+        never_offer();
+        let at = marked();
+        let is_done = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let at = at_of(0);
+                while is_done.load(Ordering::Relaxed) == 0 {
+                    let _ = offer(at);
+                }
+            });
+            let lost = (0..2000).filter(|_| {
+                unmap(at, PAGES);
+                map(at, LEN, ANONYMOUS, -1);
+                // SAFETY: the test's own pages, whose contents may go.
+                unsafe { volatile::mark(at, LEN).unwrap() };
+                !volatile::is_volatile(at, LEN)
+            });
+            let lost = lost.count();
+            is_done.store(1, Ordering::Relaxed);
+            assert_eq!(lost, 0, "marks were lost");
+        });
     });
 }
 

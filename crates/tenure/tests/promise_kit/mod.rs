@@ -229,21 +229,29 @@ pub fn threads_sleep(at_most: Duration) {
     }
 }
 
-/// What each thread of the process does: its name, its state, and where in the kernel it is.
+/// What each thread of this process does: its name, its state, and where in the kernel it is.
 pub fn threads_there() -> String {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    threads_of("self")
+}
+
+fn threads_of(process: &str) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
     let about = tasks.map(|task| {
         let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
         format!("{}{}{}", read("stat"), read("syscall"), read("stack"))
     });
-    about.collect()
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+    let of_libraries = maps.lines().filter(|line| line.contains(".so") || line.contains("[heap]"));
+    about.chain(of_libraries.map(|line| format!("{line}\n"))).collect()
 }
 
 /// [`forked`] by a plain system call, which calls no fork handlers. The first one in a process comes
 /// when tenure's threads have started.
 pub fn raw_forked(body: impl FnOnce()) -> Ended {
     static STARTED: Once = Once::new();
-    STARTED.call_once(|| threads_sleep(Duration::from_secs(1)));
+    // On a busy machine a thread may take seconds to start.
+    STARTED.call_once(|| threads_sleep(PATIENCE));
     // SAFETY: the child runs the body and ends without unwinding into the parent's code.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     child_or_parent(pid, body)
@@ -290,6 +298,7 @@ pub fn end_of(pid: i32) -> Ended {
         unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) == pid }
     });
     if !ended {
+        eprintln!("the child hangs:\n{}", threads_of(&pid.to_string()));
         // SAFETY: a child of this process, which has not been waited for.
         unsafe {
             libc::kill(pid, libc::SIGKILL);

@@ -1,0 +1,67 @@
+//! Finds out what the program has done to marked memory without tenure: unmapped, protected or locked
+//! it, or mapped something else there. What it maps there is not marked.
+
+use super::detection::{self, Kind};
+use super::holes::mappings_in;
+use super::list::List;
+use super::state::{Claim, Word};
+use crate::os::maps::{self, Unfit};
+use crate::os::page_size;
+use crate::range::PageRange;
+use rustix::io::Errno;
+
+/// Looks whether a raw range can be volatile still, before it is offered. A file in its place would
+/// be populated and watched before the kernel refuses to free it, and its missing pages would raise
+/// SIGBUS. Before Linux 6.11 a look at each range would read all
+/// mappings.
+pub(super) fn look(claim: &Claim) -> Result<(), Unfit> {
+    if !claim.is_raw() || !maps::query_works() {
+        return Ok(());
+    }
+    maps::in_one_process(|| {
+        let mut verdict = Ok(());
+        let listed = maps::each_unfit(claim.range(), |_, unfit| verdict = verdict.and(Err(unfit)));
+        // If it cannot be listed, the kernel refuses what cannot be offered.
+        listed.map_or(Ok(()), |()| verdict)
+    })
+}
+
+/// Returns whether the parts of an offered raw range are still the memory that was offered: what the
+/// program maps in its place is not watched, and is not tenure's to discard. Where the mappings cannot
+/// be asked for singly, only the beginning of each part is looked at.
+pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> bool {
+    if !claim.is_raw() || !detection::by_userfaultfd() {
+        return true;
+    }
+    let is_watched = |part: &PageRange| detection::is_watched(kind, part.start);
+    told.iter().all(|part| {
+        let whole = part.len() == page_size() || !maps::query_works();
+        let mappings = if whole { List::of(&[*part]) } else { mappings_in(*part) };
+        mappings.is_ok_and(|mappings| mappings.iter().all(is_watched))
+    })
+}
+
+/// Returns the parts that cannot be volatile, and why.
+pub(super) fn unfit_parts(range: PageRange) -> Result<List<(PageRange, Unfit)>, Errno> {
+    maps::in_one_process(|| {
+        let (mut parts, mut noted) = (List::new(), Ok(()));
+        maps::each_unfit(range, |part, unfit| {
+            noted = noted.and_then(|()| parts.push((part, unfit)));
+        })?;
+        noted.map(|()| parts)
+    })
+}
+
+/// Returns whether nothing of the range can be volatile. It is asked again under the claim: the
+/// program may have mapped and marked memory there since. Where something is mapped, a range that was
+/// offered stays known: the kernel may have discarded pages of it, which the next unmark reports.
+pub(super) fn may_be_forgotten(claim: &Claim) -> bool {
+    let unfinished = claim.word().has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
+    let goes = |unfit: Unfit| !unfinished || matches!(unfit, Unfit::Hole(_));
+    maps::in_one_process(|| {
+        // Without a list, for which memory would be allocated while the map is locked.
+        let mut bytes = 0;
+        let add = |part: PageRange, unfit| bytes += if goes(unfit) { part.len() } else { 0 };
+        maps::each_unfit(claim.range(), add).is_ok() && bytes == claim.range().len()
+    })
+}
