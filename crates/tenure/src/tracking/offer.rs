@@ -292,7 +292,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         return Err(Refusal::Shared);
     }
     let told = offered_parts(claim)?;
-    if !changes::is_same_memory(claim, kind(claim), &told) {
+    if !changes::is_same_memory(claim, kind(claim), &told)? {
         return Err(Refusal::Replaced);
     }
     // The flag is cleared before the offer: a page that is made again meanwhile sets it again.
@@ -411,7 +411,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let pagemap = Pagemap::open().ok();
     // Only the offered parts are watched.
     let told = offered_parts(claim)?;
-    if !changes::is_same_memory(claim, kind(claim), &told) {
+    if !changes::is_same_memory(claim, kind(claim), &told)? {
         return Err(Refusal::Replaced);
     }
     claim.clear(flag::MADE_AGAIN);

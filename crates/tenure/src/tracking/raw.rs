@@ -168,11 +168,24 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
 }
 
 /// Forgets the parts of a range that the program has changed without tenure: unmapped, protected,
-/// locked, or replaced by memory that cannot be volatile.
+/// locked, or replaced by memory that cannot be volatile. What lies beside them may be offered at once.
 pub(crate) fn forget_changed(range: PageRange) {
-    for (part, _) in changes::unfit_parts(range).unwrap_or_default().iter() {
-        // If there is no memory for a cut, the next refused call tries again.
-        let _ = drop_known(*part, changes::may_be_forgotten);
+    // Before 6.11 each look reads all mappings. The next refused call looks at the other parts.
+    let most = if maps::query_works() { usize::MAX } else { 64 };
+    let mut forgot = false;
+    for (part, _) in changes::unfit_parts(range).unwrap_or_default().iter().take(most) {
+        for id in overlapping(*part).unwrap_or_default().iter() {
+            let known = tracked(*id).range();
+            let (start, end) = (known.start.max(part.start), known.end.min(part.end));
+            // If there is no memory for a cut, the next refused call tries again.
+            let may_go = changes::may_be_forgotten;
+            forgot |=
+                start < end && matches!(drop_known(PageRange { start, end }, may_go), Ok(Some(_)));
+        }
+    }
+    if forgot {
+        let rest = overlapping(range).unwrap_or_default();
+        rest.iter().for_each(|id| tracked(*id).rest.store(0, Ordering::Relaxed));
     }
 }
 

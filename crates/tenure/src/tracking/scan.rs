@@ -271,15 +271,13 @@ impl Scans {
                     // Each try of a range that waits for mappings costs 4 µs, and there may be a
                     // million. A look at the holes of a large range costs as much as ten thousand
                     // such tries.
-                    let scans = match refusal {
-                        Refusal::TooManyMappings | Refusal::TooSparse => u8::MAX,
-                        // The memory beside what was changed may be offered.
-                        Refusal::Changed(_) => 0,
-                        _ => REST,
-                    };
+                    let costly = matches!(refusal, Refusal::TooManyMappings | Refusal::TooSparse);
+                    let scans = if costly { u8::MAX } else { REST };
                     tracked.rest.store(scans, Ordering::Relaxed);
                     left = left.saturating_sub(len);
-                    if matches!(refusal, Refusal::Changed(_) | Refusal::Kernel(..)) {
+                    let maybe_changed =
+                        matches!(refusal, Refusal::Changed(_) | Refusal::Kernel(..));
+                    if maybe_changed && claim.is_raw() {
                         let range = claim.range();
                         drop(claim);
                         raw::forget_changed(range);

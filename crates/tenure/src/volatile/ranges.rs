@@ -326,7 +326,7 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
         Some(Ok(gone)) => Ok(gone),
         Some(Err(refusal)) => {
             let refusal = match refusal {
-                Refusal::Changed(_) | Refusal::Kernel(..) => {
+                Refusal::Changed(_) | Refusal::Kernel(..) | Refusal::Replaced => {
                     changed(range).map_or(refusal, Refusal::Changed)
                 }
                 _ => refusal,

@@ -5,9 +5,10 @@ use crate::promise_kit::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
-use tenure::{Error, ErrorKind, Outcome};
+use tenure::{Error, ErrorKind, Outcome, Volatile};
 use tenure_testkit::pages::smaps_over;
-use tenure_testkit::{skip, this_test};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::{or_skip, skip, this_test};
 
 const PAGES: usize = 64;
 const LEN: usize = PAGES * PAGE;
@@ -232,19 +233,57 @@ fn a_file_or_shared_memory_in_its_place_is_left_alone() {
     });
 }
 
+/// `pages` of offered memory are replaced, from page 16 on.
+fn replaced_memory_is_not_purged(pages: usize) {
+    never_offer();
+    let at = offered();
+    let (other, len) = (at.wrapping_add(16 * PAGE), pages * PAGE);
+    map(other, len, ANONYMOUS, -1);
+    write_other(other, len);
+    // SAFETY: this test's memory, which was offered.
+    let error = unsafe { volatile::purge_now(at, LEN) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
+    assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
+    assert_other(other, len);
+}
+
 #[test]
 fn other_memory_in_the_place_of_offered_memory_is_not_purged() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        never_offer();
-        let at = offered();
-        map(at, LEN, ANONYMOUS, -1);
-        write_other(at, LEN);
-        // SAFETY: this test's memory, which was offered.
-        let error = unsafe { volatile::purge_now(at, LEN) }.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
-        assert_eq!(unmark(at, PAGES), Ok(Outcome::Intact));
-        assert_other(at, LEN);
+        replaced_memory_is_not_purged(1);
+        replaced_memory_is_not_purged(PAGES - 16);
+    });
+}
+
+#[test]
+fn the_same_without_procmap_query() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let filter = Filter::new().refuse(Call::ProcmapQuery, Errno::NOTTY);
+        or_skip!(filter.install_this_thread());
+        replaced_memory_is_not_purged(1);
+        replaced_memory_is_not_purged(PAGES - 16);
+    });
+}
+
+/// Detection by words looks at each buffer before its offer. A refused buffer rests.
+#[test]
+fn a_locked_buffer_keeps_the_worker_from_nothing() {
+    promised_with(this_test!(), &[("TENURE_DETECT", "words")], || {
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let buffers: Vec<_> = (0..500).map(|_| Volatile::new(4 * PAGE).unwrap()).collect();
+        // SAFETY: locks this process's own pages.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+            skip!("this process may lock nothing");
+        }
+        buffers.iter().for_each(|buffer| drop(buffer.pin().unwrap()));
+        let refused = || tenure::stats().total.refused_offers;
+        assert!(waited(|| refused() > 0), "the locked buffers were not even tried");
+        let (before, rounds) = (refused(), tenure::stats().total.keeper_rounds);
+        std::thread::sleep(Duration::from_secs(1));
+        let (tries, rounds) = (refused() - before, tenure::stats().total.keeper_rounds - rounds);
+        assert!(tries <= 500 * (rounds / 2 + 2), "{tries} tries of 500 buffers in {rounds} rounds");
     });
 }
 
