@@ -65,18 +65,21 @@ pub(super) fn unfit_parts(range: PageRange) -> Result<List<(PageRange, Unfit)>, 
     })
 }
 
+/// Returns whether a range goes of which this part cannot be volatile. Where something is mapped, only
+/// a mark is forgotten: of a range that was offered the kernel may have discarded pages, which the next
+/// unmark reports.
+pub(super) fn goes(word: Word, unfit: Unfit) -> bool {
+    let only_marked = word.pins() == 0 && !word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
+    only_marked || matches!(unfit, Unfit::Hole(_))
+}
+
 /// Returns whether nothing of the range can be volatile. It is asked again under the claim: the
-/// program may have mapped and marked memory there since. Where something is mapped, only a mark is
-/// forgotten: of a range that was offered the kernel may have discarded pages, which the next unmark
-/// reports.
+/// program may have mapped and marked memory there since.
 pub(super) fn may_be_forgotten(claim: &Claim) -> bool {
     let word = claim.word();
-    let only_marked = word.pins() == 0 && !word.has(Word::OFFERED | Word::UNCLEAN | Word::LOST);
-    let goes = |unfit: Unfit| only_marked || matches!(unfit, Unfit::Hole(_));
     maps::in_one_process(|| {
-        // Without a list, for which memory would be allocated while the map is locked.
         let mut bytes = 0;
-        let add = |part: PageRange, unfit| bytes += if goes(unfit) { part.len() } else { 0 };
+        let add = |part: PageRange, unfit| bytes += if goes(word, unfit) { part.len() } else { 0 };
         maps::each_unfit(claim.range(), add).is_ok() && bytes == claim.range().len()
     })
 }

@@ -13,6 +13,7 @@ use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
 use crate::runtime::{services, worker};
+use crate::sync::yield_now;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -171,16 +172,20 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
 /// locked, or replaced by memory that cannot be volatile. What lies beside them may be offered at once.
 pub(crate) fn forget_changed(range: PageRange) {
     // Before 6.11 each look reads all mappings. The next refused call looks at the other parts.
-    let most = if maps::query_works() { usize::MAX } else { 64 };
+    let mut looks = if maps::query_works() { usize::MAX } else { 64 };
     let mut forgot = false;
-    for (part, _) in changes::unfit_parts(range).unwrap_or_default().iter().take(most) {
+    for (part, unfit) in changes::unfit_parts(range).unwrap_or_default().iter() {
         for id in overlapping(*part).unwrap_or_default().iter() {
             let known = tracked(*id).range();
             let (start, end) = (known.start.max(part.start), known.end.min(part.end));
+            let may_go = changes::goes(tracked(*id).load(), *unfit);
+            if start >= end || !may_go || looks == 0 {
+                continue;
+            }
+            looks -= 1;
             // If there is no memory for a cut, the next refused call tries again.
-            let may_go = changes::may_be_forgotten;
-            forgot |=
-                start < end && matches!(drop_known(PageRange { start, end }, may_go), Ok(Some(_)));
+            let part = PageRange { start, end };
+            forgot |= matches!(drop_known(part, changes::may_be_forgotten), Ok(Some(_)));
         }
     }
     if forgot {
@@ -220,27 +225,40 @@ pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
 /// # Errors
 /// `ENOMEM`: nothing is forgotten; there is no memory, or no number, for the cuts at its ends.
 fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Option<bool>, Errno> {
-    let (mut map, mut change) =
-        services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
-    let reaches_out = |claim: &Claim| outside(claim, range) != [None, None];
-    if !change.can_cut_ends() && change.claims.iter().any(reaches_out) {
-        return Err(Errno::NOMEM);
-    }
-    if change.can_cut_ends() {
-        // Before the check: a loss beyond the range must not be reported to this caller.
-        change.cut_ends(&mut map, range, |_| true);
-    }
-    if !change.claims.iter().all(may_go) {
+    loop {
+        let (mut map, mut change) =
+            services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
+        let reaches_out = |claim: &Claim| outside(claim, range) != [None, None];
+        if !change.can_cut_ends() && change.claims.iter().any(reaches_out) {
+            return Err(Errno::NOMEM);
+        }
+        if change.can_cut_ends() {
+            // Before the check: a loss beyond the range must not be reported to this caller.
+            change.cut_ends(&mut map, range, |_| true);
+        }
+        let surplus = map.surplus();
         drop(map);
-        return Ok(None);
+        drop(surplus);
+        // Without the map's lock, because this may ask the kernel: a signal handler may fork meanwhile.
+        // The claims keep the ranges as they are.
+        if !change.claims.iter().all(&may_go) {
+            return Ok(None);
+        }
+        // A thread with claims does not wait for the map, because a fork holds it while it waits for
+        // claims.
+        let Some(mut map) = TRACKING.map.try_lock() else {
+            drop(change);
+            yield_now();
+            continue;
+        };
+        let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
+        change.forget_all(&mut map);
+        let surplus = map.surplus();
+        drop(map);
+        drop(surplus);
+        change.finish();
+        return Ok(Some(watched));
     }
-    let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
-    change.forget_all(&mut map);
-    let surplus = map.surplus();
-    drop(map);
-    drop(surplus);
-    change.finish();
-    Ok(Some(watched))
 }
 
 /// Returns the parts of a claimed range that lie below and above `range`.
