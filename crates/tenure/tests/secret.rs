@@ -1,11 +1,14 @@
 //! A secret is in no swap, core dump or child, and not in memory that was given back. Each test
 //! looks for other bytes, too, which are there: it would find the secret.
 
+mod lock_kit;
+
+use lock_kit::{drop_ipc_lock, set_limit};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tenure::lock::{mlockall, munlockall2, receipt, Scope, Secret};
-use tenure::Mapping;
+use tenure::{ErrorKind, Mapping};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::zram::ZramSwap;
 use tenure_testkit::{in_child, or_skip, run_child, skip, this_test, Competitor, MemoryCgroup};
@@ -206,18 +209,38 @@ fn what_cannot_be_protected_is_no_secret() {
     });
 }
 
+fn no_file_can_be_opened() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads the local.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+}
+
 /// A daemon locks all of its memory, and then leaves the files behind.
 #[test]
 fn it_is_made_where_all_memory_is_locked_and_no_file_can_be_opened() {
     in_child(this_test!(), &[], || {
         or_skip!(mlockall(Scope { current: false, future: true, on_fault: true }));
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the kernel reads the local.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        no_file_can_be_opened();
         let mut secret = Secret::new(2 * PAGE).unwrap();
         write(&mut secret, SECRET);
         assert!(secret.chunks(PAGE).all(|page| is_of(SECRET, page)));
         drop(secret);
+    });
+}
+
+/// The kernel has one error for the limit and for want of memory, and only /proc tells what is locked.
+#[test]
+fn over_the_limit_the_error_names_no_cause_that_is_not_known() {
+    in_child(this_test!(), &[], || {
+        or_skip!(drop_ipc_lock());
+        set_limit(4 * PAGE as u64, 4 * PAGE as u64);
+        let error = Secret::new(16 * PAGE).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::LockLimit, libc::ENOMEM), "{error}");
+        no_file_can_be_opened();
+        let error = Secret::new(16 * PAGE).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::OutOfMemory, libc::ENOMEM));
+        assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+        drop(Secret::new(2 * PAGE).unwrap());
     });
 }
 

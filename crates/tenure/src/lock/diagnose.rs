@@ -47,10 +47,10 @@ pub(super) fn refused(
             .with_errno(errno.raw_os_error())
             .on(range.start, range.len())
     };
-    let found = account();
-    let is_seen = found.is_ok();
+    let mut limit_is_known = false;
     if matches!(errno, Errno::NOMEM | Errno::PERM | Errno::AGAIN) {
-        if let Ok(mut account) = found {
+        if let Ok(mut account) = account() {
+            limit_is_known = true;
             account.locked = account.locked.saturating_sub(charged as u64);
             if account.room().is_some_and(|room| room < needed as u64) {
                 let wanted = account.locked + needed as u64;
@@ -72,20 +72,18 @@ pub(super) fn refused(
         if let Some(error) = too_many_mappings(call, range) {
             return error;
         }
-        return match is_seen {
-            true => error(
-                ErrorKind::OutOfMemory,
-                "the kernel has no memory for the record of one more mapping".into(),
-                "free memory, or raise the memory cgroup's limit".into(),
+        let (why, remedy) = match limit_is_known {
+            true => (
+                "the kernel has no memory for the record of one more mapping",
+                "free memory, or raise the memory cgroup's limit",
             ),
-            false => error(
-                ErrorKind::OutOfMemory,
+            false => (
                 "it would pass the limit on locked memory (RLIMIT_MEMLOCK), or there is no memory: \
-                 without /proc this cannot be told"
-                    .into(),
-                "raise the limit, free memory, or mount /proc".into(),
+                 without /proc this cannot be told",
+                "raise the limit, free memory, or mount /proc",
             ),
         };
+        return error(ErrorKind::OutOfMemory, why.into(), remedy.into());
     }
     Error::system(call, "mlock2", errno).on(range.start, range.len())
 }

@@ -12,8 +12,7 @@ use rustix::io::Errno;
 
 /// Looks whether a raw range can be volatile still, before it is offered. A file in its place would
 /// be populated and watched before the kernel refuses to free it, and its missing pages would raise
-/// SIGBUS. Before Linux 6.11 a look at each range would read all
-/// mappings.
+/// SIGBUS. Before Linux 6.11 a look at each range would read all mappings.
 pub(super) fn look(claim: &Claim) -> Result<(), Unfit> {
     if !claim.is_raw() || !maps::query_works() {
         return Ok(());

@@ -168,30 +168,34 @@ pub(crate) fn offer_range(range: PageRange, purge: bool) -> Option<Result<usize,
     worker::on_worker(offer_all).unwrap_or(Some(Err(Refusal::NO_WORKER)))
 }
 
-/// Forgets the parts of a range that the program has changed without tenure: unmapped, protected,
-/// locked, or replaced by memory that cannot be volatile. What lies beside them may be offered at once.
-pub(crate) fn forget_changed(range: PageRange) {
+/// Forgets the volatile parts of a range that the program has changed without tenure: unmapped,
+/// protected, locked, or replaced by memory that cannot be volatile. What lies beside them may be offered
+/// at once. Returns the first change, also of a part that stays known.
+pub(crate) fn forget_changed(range: PageRange) -> Option<Unfit> {
     // Before 6.11 each look reads all mappings. The next refused call looks at the other parts.
     let mut looks = if maps::query_works() { usize::MAX } else { 64 };
-    let mut forgot = false;
+    let (mut first, mut forgot) = (None, false);
     for (part, unfit) in changes::unfit_parts(range).unwrap_or_default().iter() {
         for id in overlapping(*part).unwrap_or_default().iter() {
-            let known = tracked(*id).range();
+            let (known, word) = (tracked(*id).range(), tracked(*id).load());
             let (start, end) = (known.start.max(part.start), known.end.min(part.end));
-            let may_go = changes::goes(tracked(*id).load(), *unfit);
-            if start >= end || !may_go || looks == 0 {
+            if start >= end || word.pins() > 0 && !matches!(unfit, Unfit::Hole(_)) {
                 continue;
             }
-            looks -= 1;
-            // If there is no memory for a cut, the next refused call tries again.
-            let part = PageRange { start, end };
-            forgot |= matches!(drop_known(part, changes::may_be_forgotten), Ok(Some(_)));
+            first = first.or(Some(*unfit));
+            if changes::goes(word, *unfit) && looks > 0 {
+                looks -= 1;
+                // If there is no memory for a cut, the next refused call tries again.
+                let part = PageRange { start, end };
+                forgot |= matches!(drop_known(part, changes::may_be_forgotten), Ok(Some(_)));
+            }
         }
     }
     if forgot {
         let rest = overlapping(range).unwrap_or_default();
         rest.iter().for_each(|id| tracked(*id).rest.store(0, Ordering::Relaxed));
     }
+    first
 }
 
 /// Returns the range that is known with exactly these bounds.

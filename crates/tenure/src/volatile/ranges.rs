@@ -4,7 +4,7 @@
 
 use super::{recent_ranges, refused, Outcome};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::maps::{self, Unfit};
+use crate::os::maps::Unfit;
 use crate::range::PageRange;
 use crate::tracking::list::List;
 use crate::tracking::offer::Refusal;
@@ -240,21 +240,11 @@ fn settle(call: &'static str, id: RangeId, range: PageRange) -> Result<List<Page
 fn not_unmarked(call: &'static str, range: PageRange, failed: Failed) -> Error {
     match failed {
         Failed::Hole(at) => refused::unfit(call, range, Unfit::Hole(at)),
-        Failed::Kernel(errno) => match changed(range) {
+        Failed::Kernel(errno) => match raw::forget_changed(range) {
             Some(unfit) if unfit != Unfit::Locked => refused::unfit(call, range, unfit),
             _ => Error::system(call, "taking the pages back", errno).on(range.start, range.len()),
         },
     }
-}
-
-/// Returns what the program has changed without tenure, if the kernel refused a call for that.
-fn changed(range: PageRange) -> Option<Unfit> {
-    let unfit =
-        maps::check_volatile(range).err().filter(|unfit| !matches!(unfit, Unfit::Unknown(_)));
-    if unfit.is_some() {
-        raw::forget_changed(range);
-    }
-    unfit
 }
 
 /// Offers the marked parts of the range to the kernel now, without the usual wait.
@@ -327,7 +317,7 @@ fn offer_range(call: &'static str, addr: *mut u8, len: usize, purge: bool) -> Re
         Some(Err(refusal)) => {
             let refusal = match refusal {
                 Refusal::Changed(_) | Refusal::Kernel(..) | Refusal::Replaced => {
-                    changed(range).map_or(refusal, Refusal::Changed)
+                    raw::forget_changed(range).map_or(refusal, Refusal::Changed)
                 }
                 _ => refusal,
             };

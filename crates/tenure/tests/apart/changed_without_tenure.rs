@@ -233,6 +233,24 @@ fn a_file_or_shared_memory_in_its_place_is_left_alone() {
     });
 }
 
+/// The calls take a range in which not all is marked.
+#[test]
+fn an_error_names_no_memory_that_is_not_marked() {
+    promised(this_test!(), || {
+        never_offer();
+        let at = marked();
+        let (hole, unmarked) = (at.wrapping_add(32 * PAGE), 4 * PAGE);
+        assert_eq!(unmark(at, 4), Ok(Outcome::Intact));
+        // SAFETY: the test's own pages, to which it keeps no reference.
+        assert_eq!(unsafe { libc::mprotect(at.cast(), unmarked, libc::PROT_READ) }, 0);
+        unmap(hole, 1);
+        let error = offer(at).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotMapped, "{error}");
+        assert!(error.to_string().contains(&format!("{hole:p}")), "{error}");
+        offer(at).unwrap();
+    });
+}
+
 /// `pages` of offered memory are replaced, from page 16 on.
 fn replaced_memory_is_not_purged(pages: usize) {
     never_offer();
