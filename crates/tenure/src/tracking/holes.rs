@@ -78,8 +78,7 @@ pub(super) fn make_readable(
 /// In a fork the kernel skips the page tables of a mapping that was never written, because touches
 /// in the child would make the pages. But the child watches the range, and a zero page that is
 /// missing there counts as purged. A request to fill a page that is present changes nothing, except
-/// that the mapping then counts as written. Without a list of the mappings each page is a part of
-/// its own.
+/// that the mapping then counts as written.
 pub(super) fn have_forks_copy(
     claim: &Claim,
     kind: Kind,

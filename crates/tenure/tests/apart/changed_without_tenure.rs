@@ -285,10 +285,12 @@ fn the_same_without_procmap_query() {
     });
 }
 
-/// Detection by words looks at each buffer before its offer. A refused buffer rests.
+/// Detection by words looks at each buffer before its offer. A refused buffer rests, but not under
+/// pressure, which another test may cause.
 #[test]
 fn a_locked_buffer_keeps_the_worker_from_nothing() {
-    promised_with(this_test!(), &[("TENURE_DETECT", "words")], || {
+    let env = [("TENURE_DETECT", "words"), ("MEMORY_PRESSURE_WATCH", "/dev/null")];
+    promised_with(this_test!(), &env, || {
         volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
         let buffers: Vec<_> = (0..500).map(|_| Volatile::new(4 * PAGE).unwrap()).collect();
         // SAFETY: locks this process's own pages.
