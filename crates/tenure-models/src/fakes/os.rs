@@ -256,6 +256,10 @@ pub(crate) mod populate {
     pub(crate) fn for_reading(range: PageRange) -> Result<(), Errno> {
         advise::populate(range, ZERO)
     }
+
+    pub(crate) fn for_writing(range: PageRange) -> Result<(), Errno> {
+        advise::populate_write(range)
+    }
 }
 
 /// There is one process.
@@ -351,6 +355,10 @@ pub(crate) mod maps {
 
     pub(crate) fn check_volatile(_range: PageRange) -> Result<(), Unfit> {
         Ok(())
+    }
+
+    pub(crate) fn is_mapped(_range: PageRange) -> bool {
+        true
     }
 
     pub(crate) fn first_hole(_range: PageRange) -> Result<Option<usize>, Errno> {

@@ -77,6 +77,11 @@ pub(crate) fn for_reading(range: PageRange) -> Result<(), Errno> {
     populate(range, false).map_err(|stop| stop.errno)
 }
 
+/// Makes every page of the range writable, its bytes unchanged. [`populate`] has the errors.
+pub(crate) fn for_writing(range: PageRange) -> Result<(), Errno> {
+    populate(range, true).map_err(|stop| stop.errno)
+}
+
 /// Returns the first page of a range that `MADV_POPULATE` does not make resident, with the error
 /// for that page. `None`: all pages are there. The search halves the range, so it walks over
 /// present pages twice.

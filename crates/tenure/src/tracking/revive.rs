@@ -8,7 +8,7 @@ use super::offer::{kind, NO_WORD};
 use super::side::{in_order, without};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
-use crate::os::{self, advise, page_size, words};
+use crate::os::{self, advise, maps, page_size, populate, words};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -92,6 +92,11 @@ pub(super) fn complete(
         return end_watch(claim);
     }
     let range = claim.range();
+    // The program may have unmapped a part. Where `keep_pages` has populated all, nothing is missing.
+    let populated_all = detection::by_userfaultfd() && gone.is_empty() && !claim.is(flag::SPARSE);
+    if claim.is_raw() && !populated_all && !maps::is_mapped(range) {
+        return Err(Errno::NOMEM);
+    }
     // After `keep_pages`, and in this order: another thread may at any time find that the
     // descriptors are lost, mark offered ranges as suspect, and open new ones.
     let suspect = detection::is_lost() || claim.is(flag::SUSPECT);
@@ -366,13 +371,22 @@ fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange
     else {
         return List::of(&[range]);
     };
+    let with_words = || {
+        let all = range.pieces(page).zip(words.place.iter().copied().zip(words.value.iter()));
+        all.filter(|(_, (place, _))| *place != NO_WORD)
+    };
+    if claim.is_raw() {
+        // If the program has protected a page, the kernel says so, where a write would end the program.
+        let mut written = List::new();
+        with_words().try_for_each(|(page, _)| add_page(&mut written, page))?;
+        written.iter().try_for_each(|extent| populate::for_writing(*extent))?;
+    }
     let mut gone = List::new();
-    for (i, at) in (range.start..range.end).step_by(page).enumerate() {
-        let place = words.place.get(i).copied().unwrap_or(NO_WORD);
-        // SAFETY: mapped and writable. The program promises not to unmap or protect a marked range,
-        // and an owned one is not unmapped while it is claimed.
-        if place != NO_WORD && !unsafe { words::redirty(at, place, words.value[i]) } {
-            add_page(&mut gone, PageRange::new(at, at + page))?;
+    for (page, (place, value)) in with_words() {
+        // SAFETY: mapped and writable. A raw range's page was populated just above, and the program
+        // promises not to unmap it during a call. An owned range is not unmapped while it is claimed.
+        if !unsafe { words::redirty(page.start, place, *value) } {
+            add_page(&mut gone, page)?;
         }
     }
     Ok(gone)

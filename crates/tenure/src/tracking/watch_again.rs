@@ -1,6 +1,7 @@
-//! Watches [lost pages](super::unmade) again whose watch has ended with its descriptors.
+//! Watches [lost pages](super::unmade) and offers again whose watch has ended with its descriptors.
 
 use super::holes::make_readable;
+use super::list::List;
 use super::offer::{end_failed_watch, kind};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::unmade::{self, is_unmade};
@@ -16,7 +17,12 @@ use rustix::io::Errno;
 /// The range is not wholly watched. If its flag says that it is watched, it may be so in part, and
 /// then its pages cannot be filled.
 fn watch(claim: &mut Claim) -> Result<(), Errno> {
-    let (range, lost) = (claim.range(), unmade::of(claim)?);
+    let range = claim.range();
+    let lost = match claim.is_offered() {
+        // The whole of a suspect range counts as lost.
+        true => List::of(&[range])?,
+        false => unmade::of(claim)?,
+    };
     if claim.is(flag::TORN) || detection::is_missing() {
         return Err(Errno::AGAIN);
     }
@@ -45,6 +51,15 @@ fn is_unwatched(tracked: &Tracked) -> bool {
         && is_unmade(word)
         && !word.has(Word::OFFERED)
         && !tracked.is(flag::WHOLLY_WATCHED)
+}
+
+/// Returns whether an offered range that its owner makes again was watched when the descriptors were
+/// lost: the kernel may have discarded any page of it since, and a touch would read zeros.
+fn is_unwatched_offer(tracked: &Tracked) -> bool {
+    tracked.load().has(Word::OFFERED)
+        && tracked.is(flag::SUSPECT)
+        && !tracked.is(flag::WHOLLY_WATCHED)
+        && detection::by_userfaultfd()
 }
 
 /// [`watch`], on the background thread, which has the descriptors. The caller has pinned the range,
@@ -79,10 +94,12 @@ const TRIES: usize = 4;
 
 /// Watches every range again that no thread is making now: after the descriptors were replaced.
 pub(super) fn all() {
-    let unpinned = |word: Word| is_unmade(word) && word.pins() == 0;
+    let unpinned = |word: Word| {
+        word.has(Word::REMADE) && word.has(Word::LOST | Word::OFFERED) && word.pins() == 0
+    };
     let watch_each = || {
         TRACKING.slab.each(|id, tracked, word| {
-            if unpinned(word) && is_unwatched(tracked) {
+            if unpinned(word) && (is_unwatched(tracked) || is_unwatched_offer(tracked)) {
                 if let Some(mut claim) = claims().claim(id, tracked, unpinned) {
                     // A range that cannot be watched now is watched by its next offer, or when its
                     // pages are made.

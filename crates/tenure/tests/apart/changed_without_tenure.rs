@@ -200,6 +200,41 @@ fn the_next_call_names_the_hole_and_forgets_it() {
     });
 }
 
+/// Some pages before and behind the hole are purged.
+fn changes_are_named() {
+    never_offer();
+    for hole in [0, 32, PAGES - 1] {
+        let at = offered();
+        let hole = at.wrapping_add(hole * PAGE);
+        reclaim(at as usize + 8 * PAGE, 4 * PAGE);
+        reclaim(at as usize + 40 * PAGE, 4 * PAGE);
+        unmap(hole, 1);
+        let error = unmark(at, PAGES).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotMapped, "{error}");
+        assert!(error.to_string().contains(&format!("{hole:p}")), "{error}");
+        assert_eq!(unmark(at.wrapping_add(8 * PAGE), 8), Ok(Outcome::Purged));
+    }
+    let at = offered();
+    let protect = |protection| {
+        // SAFETY: this test's page, to which it keeps no reference.
+        assert_eq!(unsafe { libc::mprotect(at.cast(), PAGE, protection) }, 0);
+    };
+    protect(libc::PROT_READ);
+    assert_eq!(unmark(at, PAGES).unwrap_err().kind(), ErrorKind::WrongMapping);
+    protect(libc::PROT_READ | libc::PROT_WRITE);
+    assert!(unmark(at, PAGES).is_ok());
+}
+
+#[test]
+fn a_change_is_named_though_other_pages_were_purged() {
+    promised(this_test!(), changes_are_named);
+}
+
+#[test]
+fn a_change_is_named_where_words_find_purges() {
+    promised_with(this_test!(), &[("TENURE_DETECT", "words")], changes_are_named);
+}
+
 /// Not even its pages are read in, and a touch of a page that is not there yet raises no signal.
 #[test]
 fn a_file_or_shared_memory_in_its_place_is_left_alone() {

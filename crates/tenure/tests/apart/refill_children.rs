@@ -120,43 +120,55 @@ fn what_a_failed_refill_has_not_made_reads_no_zeros() {
 }
 
 /// The watch of lost pages ends with the descriptors. Zeros that are then read there do not count
-/// as made bytes.
+/// as made bytes. The worker may have offered the rest of the buffer again.
 #[test]
 fn what_was_lost_before_the_descriptors_were_is_made_all_the_same() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        static FAILS: AtomicBool = AtomicBool::new(true);
-        let buffer = purged(made_unless(&FAILS));
-        assert!(buffer.pin().is_err());
-        let close_all = || {
-            // SAFETY: a number; the child ends soon.
-            assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
-        };
-        let offered_and_made = || {
-            close_all();
-            FAILS.store(false, Ordering::SeqCst);
-            buffer.offer_now().unwrap();
-            let pinned = buffer.pin().unwrap();
-            assert!(pinned.iter().all(|byte| *byte == 7));
-        };
-        assert_eq!(forked(offered_and_made), Ended::Well);
-        let touched_after_a_call = || {
-            close_all();
-            let _ = Volatile::new(PAGE).unwrap().offer_now();
-            touch(&buffer);
-        };
-        assert_eq!(forked(touched_after_a_call), Ended::Signal(libc::SIGBUS));
-        let touched_and_made = || {
-            close_all();
-            // Nothing watches it now: bytes that are read or written there do not count.
-            // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
-            unsafe { buffer.as_ptr().write_volatile(1) };
-            FAILS.store(false, Ordering::SeqCst);
-            let pinned = buffer.pin().unwrap();
-            assert!(pinned.iter().all(|byte| *byte == 7));
-        };
-        assert_eq!(forked(touched_and_made), Ended::Well);
+        never_offer();
+        for is_offered in [false, true] {
+            lost_before_the_descriptors(is_offered);
+        }
     });
+}
+
+fn lost_before_the_descriptors(is_offered: bool) {
+    static FAILS: AtomicBool = AtomicBool::new(true);
+    FAILS.store(true, Ordering::SeqCst);
+    let buffer = purged(made_unless(&FAILS));
+    assert!(buffer.pin().is_err());
+    if is_offered {
+        buffer.offer_now().unwrap();
+    }
+    assert_eq!(tenure::stats().offered, u64::from(is_offered));
+    let close_all = || {
+        // SAFETY: a number; the child ends soon.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0);
+    };
+    let offered_and_made = || {
+        close_all();
+        FAILS.store(false, Ordering::SeqCst);
+        buffer.offer_now().unwrap();
+        let pinned = buffer.pin().unwrap();
+        assert!(pinned.iter().all(|byte| *byte == 7));
+    };
+    assert_eq!(forked(offered_and_made), Ended::Well);
+    let touched_after_a_call = || {
+        close_all();
+        Volatile::new(PAGE).unwrap().offer_now().unwrap();
+        touch(&buffer);
+    };
+    assert_eq!(forked(touched_after_a_call), Ended::Signal(libc::SIGBUS));
+    let touched_and_made = || {
+        close_all();
+        // Nothing watches it now: bytes that are read or written there do not count.
+        // SAFETY: the byte is inside the buffer, which is mapped; a purged page is refilled.
+        unsafe { buffer.as_ptr().write_volatile(1) };
+        FAILS.store(false, Ordering::SeqCst);
+        let pinned = buffer.pin().unwrap();
+        assert!(pinned.iter().all(|byte| *byte == 7));
+    };
+    assert_eq!(forked(touched_and_made), Ended::Well);
 }
 
 /// Lost pages are watched again while another thread looks at them: no page of zeros counts as
