@@ -338,7 +338,7 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     // SAFETY: takes a number only; a hang is the failure under test.
-                    unsafe { libc::alarm(10) };
+                    unsafe { libc::alarm(120) };
                     let own = lock::lock(area.page(40), PAGE, When::Now);
                     let ok = own.is_ok() && held(area.page(40) as usize, 1) == [Full];
                     // SAFETY: ends the child at once, without the parent's exit handlers.

@@ -138,7 +138,7 @@ fn a_child_made_during_another_threads_first_use_can_use_the_library() {
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     // SAFETY: the child dies if it hangs.
-                    unsafe { libc::alarm(2) };
+                    unsafe { libc::alarm(LONGEST.as_secs() as u32) };
                     let made = Volatile::new(PAGE).is_ok();
                     // SAFETY: ends the child at once.
                     unsafe { libc::_exit(i32::from(!made)) };
