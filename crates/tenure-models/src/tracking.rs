@@ -1,7 +1,11 @@
 //! The core's `tracking`, as far as it is modelled.
 
+#[path = "../../tenure/src/tracking/by_words.rs"]
+pub(crate) mod by_words;
 #[path = "../../tenure/src/tracking/changes.rs"]
 pub(crate) mod changes;
+#[path = "../../tenure/src/tracking/deferred.rs"]
+pub(crate) mod deferred;
 #[path = "../../tenure/src/tracking/descriptors.rs"]
 pub(crate) mod descriptors;
 #[path = "../../tenure/src/tracking/gate.rs"]
@@ -56,6 +60,7 @@ pub(crate) struct Tracking {
     map: Lock<map::IntervalMap>,
     pub raw: std::sync::atomic::AtomicUsize,
     unknown_is_lost: std::sync::atomic::AtomicBool,
+    deferred: deferred::Deferred,
 }
 
 loom::lazy_static! {
@@ -65,6 +70,7 @@ loom::lazy_static! {
         map: Lock::new(Rank::IntervalMap, map::IntervalMap::new()),
         raw: std::sync::atomic::AtomicUsize::new(0),
         unknown_is_lost: std::sync::atomic::AtomicBool::new(false),
+        deferred: deferred::Deferred::new(),
     };
 }
 

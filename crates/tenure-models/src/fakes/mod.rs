@@ -35,6 +35,11 @@ pub(crate) mod lock {
         pub fn try_lock(&self) -> Option<Guard<'_, T>> {
             self.0.try_lock().ok().map(Guard)
         }
+
+        /// No signal handler interrupts a thread here.
+        pub fn is_mine(&self) -> bool {
+            false
+        }
     }
 
     /// Forks are not modelled.

@@ -395,6 +395,10 @@ pub(crate) mod words {
         unreachable!()
     }
 
+    pub(crate) unsafe fn holds(_page: usize, _word: u16, _value: u64) -> bool {
+        unreachable!()
+    }
+
     pub(crate) unsafe fn redirty(_page: usize, _word: u16, _value: u64) -> bool {
         unreachable!()
     }

@@ -9,13 +9,14 @@ use super::inspect::{self, Special};
 use super::{diagnose, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
+use crate::os::thread::spent;
 use crate::os::thread::{can_allocate, spawn_quiet, Thread};
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use crate::text::text;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The largest number of windows in the budget. Each locked window beside an unlocked one is a
 /// mapping of its own, and the kernel allows 65,530.
@@ -261,11 +262,11 @@ impl Keeper {
     fn run(&mut self, shared: &Shared) {
         let mut pause = SOONEST;
         loop {
-            let started = Instant::now();
+            let begun = spent();
             let mut status = shared.lock().status;
             // Without memory the thread looks again later.
             let moved = can_allocate() && self.look(&mut status);
-            let took = started.elapsed();
+            let took = spent() - begun;
             let mut state = shared.lock();
             state.status = status;
             pause = if moved { SOONEST } else { (pause * 2).min(LATEST) }.max(took * SHARE);

@@ -9,10 +9,10 @@
 
 use super::errno::last_errno;
 use super::own_table;
+use super::thread::spent;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -82,12 +82,6 @@ pub(crate) fn count(now: Instant) -> Option<u32> {
     }
     NEXT.set(Some(now + (spent() - begun) * REST));
     Some(1 + others)
-}
-
-/// Returns the processor time that the calling thread has used.
-fn spent() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Returns whether another thread has one of `count` locks from a number on (0: of all).

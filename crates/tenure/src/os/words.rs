@@ -18,6 +18,17 @@ pub(crate) unsafe fn first_nonzero(page: usize, page_size: usize) -> Option<(u16
     })
 }
 
+/// Returns whether the word holds `value`.
+///
+/// # Safety
+/// The page is mapped readable and stays so for the call. The word is one of the page.
+pub(crate) unsafe fn holds(page: usize, word: u16, value: u64) -> bool {
+    // SAFETY: the caller promises that the page is mapped readable and has the word, which is aligned.
+    // The read is atomic because the program may write the word meanwhile.
+    let now = unsafe { AtomicU64::from_ptr((page + word as usize * WORD) as *mut u64) };
+    now.load(Ordering::Relaxed) == value
+}
+
 /// Writes `value` over itself if the word still holds it. The page is dirty from then on, so the
 /// kernel keeps it. `false`: the word holds another value.
 ///

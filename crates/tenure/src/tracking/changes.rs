@@ -1,6 +1,7 @@
 //! Finds out what the program has done to marked memory without tenure: unmapped, protected or locked
 //! it, or mapped something else there. What it maps there is not marked.
 
+use super::by_words;
 use super::detection::{self, Kind};
 use super::holes::mappings_in;
 use super::list::List;
@@ -30,14 +31,18 @@ pub(super) fn look(claim: &Claim) -> Result<(), Unfit> {
 const SINGLY: usize = 64;
 
 /// Returns whether the parts of an offered raw range are still the memory that was offered: what the
-/// program maps in its place is not watched, and is not tenure's to discard. Where nothing is mapped,
-/// the call that follows fails, or `false`.
+/// program maps in its place is not watched, and is not tenure's to discard. Without a watch it tells it
+/// by the remembered words. Where nothing is mapped, the call that follows fails, or `false`.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list.
 pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> Result<bool, Errno> {
-    if !claim.is_raw() || !detection::by_userfaultfd() {
+    if !claim.is_raw() {
         return Ok(true);
+    }
+    if !detection::by_userfaultfd() {
+        // A range that became unreadable since its offer must not kill the background thread.
+        return Ok(maps::check_volatile(claim.range()).is_ok() && by_words::holds(claim, told));
     }
     let is_watched = |part: PageRange| detection::is_watched(kind, part.start);
     for part in told {

@@ -285,6 +285,15 @@ pub(crate) fn listed(
     noted.map(|()| list)
 }
 
+/// Adds a page, which comes after all others.
+pub(super) fn add_page(extents: &mut List<PageRange>, page: PageRange) -> Result<(), Errno> {
+    match extents.last_mut() {
+        Some(last) if last.end == page.start => last.end = page.end,
+        _ => extents.push(page)?,
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {

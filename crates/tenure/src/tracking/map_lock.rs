@@ -60,6 +60,11 @@ impl MapLock {
         self.lock.release();
     }
 
+    /// Like [`Lock::is_mine`].
+    pub fn is_mine(&self) -> bool {
+        self.lock.is_mine()
+    }
+
     /// Like [`Lock::reset_in_child`].
     pub fn reset_in_child(&self) -> bool {
         self.lock.reset_in_child()

@@ -17,7 +17,9 @@
 //!   to raw ones.
 
 pub(crate) mod backpressure;
+mod by_words;
 mod changes;
+mod deferred;
 mod descriptors;
 pub(crate) mod detection;
 mod gate;
@@ -51,6 +53,7 @@ pub(crate) use descriptors::{before_claiming, with_descriptors};
 pub(crate) use service::{ready, ready_to_watch, watch_forks};
 
 use crate::runtime::fork;
+use deferred::Deferred;
 use map_lock::MapLock;
 use slab::Slab;
 use state::{Claims, Tracked, Word};
@@ -68,6 +71,8 @@ struct Tracking {
     raw: AtomicUsize,
     /// See `raw::unknown_is_lost`.
     unknown_is_lost: AtomicBool,
+    /// What signal handlers have unmapped meanwhile.
+    deferred: Deferred,
 }
 
 /// For the whole process: fork and signal handlers find a range by its address alone.
@@ -77,6 +82,7 @@ static TRACKING: Tracking = Tracking {
     map: MapLock::new(),
     raw: AtomicUsize::new(0),
     unknown_is_lost: AtomicBool::new(false),
+    deferred: Deferred::new(),
 };
 
 /// Returns the claims of this process. A child whose fork handlers did not run is recovered first.

@@ -1,17 +1,16 @@
 //! Offers a range: tells the kernel that it may take the pages.
 
-#![allow(unsafe_code, reason = "lets the kernel discard pages, and reads their words")]
+#![allow(unsafe_code, reason = "lets the kernel discard pages")]
 
 use super::detection::{self, Kind};
 use super::list::List;
-use super::side::Words;
 use super::state::{flag, Claim};
-use super::{changes, holes};
+use super::{by_words, changes, holes};
 use crate::os::maps::{self, Unfit};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
-use crate::os::{advise, lru, page_size, words};
+use crate::os::{advise, lru, page_size};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -106,7 +105,9 @@ pub(super) fn offer(claim: &mut Claim, split_huge: bool) -> Result<(), Refusal> 
     let parts = offerable_parts(claim, range, pagemap.as_ref(), split_huge)?;
     let mut has_zeros = false;
     if by_words {
-        remember_words(claim, range)?;
+        // A range that became unreadable since its look must not kill the background thread.
+        maps::check_volatile(range).map_err(Refusal::Changed)?;
+        by_words::remember(claim, range)?;
     } else if !claim.is(flag::DENSE | flag::WHOLLY_WATCHED) {
         if !holes::fit(range, pagemap.as_ref()) {
             return Err(Refusal::TooSparse);
@@ -381,29 +382,6 @@ fn offerable_parts(
     Ok(parts)
 }
 
-/// Detection by words: remembers a non-zero word of each page before the offer. A page of zeros
-/// loses nothing by a purge, and needs no word.
-fn remember_words(claim: &mut Claim, range: PageRange) -> Result<(), Refusal> {
-    let page = page_size();
-    // A range that became unreadable since its check must not kill the background thread.
-    maps::check_volatile(range).map_err(Refusal::Changed)?;
-    let mut words = Words::default();
-    words.place.reserve(range.len() / page)?;
-    words.value.reserve(range.len() / page)?;
-    for at in (range.start..range.end).step_by(page) {
-        // SAFETY: mapped and readable, as checked just above. The program promises not to unmap a
-        // marked range, and an owned one is not unmapped while it is claimed.
-        let (place, value) = unsafe { words::first_nonzero(at, page) }.unwrap_or((NO_WORD, 0));
-        words.place.push(place)?;
-        words.value.push(value)?;
-    }
-    claim.side_mut()?.words = Some(words);
-    Ok(())
-}
-
-/// Replaces a word's number for a page of zeros.
-pub(super) const NO_WORD: u16 = u16::MAX;
-
 /// Has the kernel discard as much of an offered range as it may, and returns how many bytes are
 /// gone. For tests, and for programs that want the memory back now. On the background thread.
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
@@ -446,34 +424,5 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
             let pages = range.pieces(page_size());
             Ok(pages.filter(|page| read_each_page(*page).is_err()).map(|page| page.len()).sum())
         }
-    }
-}
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests {
-    use super::*;
-    use crate::mapping::Mapping;
-    use crate::tracking::owned::{Losses, OwnedRange};
-    use crate::tracking::{claims, ready};
-    use tenure_testkit::{in_child, this_test};
-
-    /// A program that confines its address space would have none left.
-    #[test]
-    fn the_words_of_a_range_take_a_few_bytes_a_page() {
-        in_child(this_test!(), &[], || {
-            const PAGES: usize = 4096;
-            ready("test").unwrap();
-            let memory = Mapping::anonymous(PAGES * page_size()).unwrap();
-            let owned = OwnedRange::new("test", memory, 4, Losses::AreZeros).unwrap();
-            let mut claim = claims().claim(owned.id(), owned.tracked(), |_| true).unwrap();
-            remember_words(&mut claim, owned.range()).unwrap();
-            let words = claim.side_mut().unwrap().words.as_ref().unwrap();
-            let count = (words.place.len(), words.value.len());
-            let room = words.place.capacity().max(words.value.capacity());
-            drop(claim);
-            assert_eq!(count, (PAGES, PAGES));
-            assert!(room <= 2 * PAGES, "room for {room} words of {PAGES} pages");
-        });
     }
 }

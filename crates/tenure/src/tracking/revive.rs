@@ -2,13 +2,14 @@
 
 #![allow(unsafe_code, reason = "drops pages that are reported as lost")]
 
+use super::by_words;
 use super::detection;
-use super::list::{listed, List};
-use super::offer::{kind, NO_WORD};
+use super::list::{add_page, listed, List};
+use super::offer::kind;
 use super::side::{in_order, without};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
-use crate::os::{self, advise, maps, page_size, populate, words};
+use crate::os::{self, advise, maps, page_size};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -105,7 +106,7 @@ pub(super) fn complete(
         (true, false) => gone,
         (true, true) => &[range],
         (false, _) => {
-            found_now = take_back_by_words(claim, suspect)?;
+            found_now = by_words::take_back(claim, suspect)?;
             &found_now[..]
         }
     };
@@ -347,49 +348,6 @@ fn salvage_by_page(
         }
     }
     Ok(missing)
-}
-
-/// Adds a page, which comes after all others.
-fn add_page(extents: &mut List<PageRange>, page: PageRange) -> Result<(), Errno> {
-    match extents.last_mut() {
-        Some(last) if last.end == page.start => last.end = page.end,
-        _ => extents.push(page)?,
-    }
-    Ok(())
-}
-
-/// Detection by words. A purged page reads as zeros, so a page that still has its remembered word
-/// was not purged. A page whose word changed counts as lost: a write after a purge looks like a
-/// write before it.
-///
-/// # Errors
-/// `ENOMEM`: the words are as they were.
-fn take_back_by_words(claim: &mut Claim, suspect: bool) -> Result<List<PageRange>, Errno> {
-    let (range, page) = (claim.range(), page_size());
-    // In a child of a raw clone whose parent had the claim there are no words.
-    let Some(words) = claim.known_side().and_then(|side| side.words.as_ref()).filter(|_| !suspect)
-    else {
-        return List::of(&[range]);
-    };
-    let with_words = || {
-        let all = range.pieces(page).zip(words.place.iter().copied().zip(words.value.iter()));
-        all.filter(|(_, (place, _))| *place != NO_WORD)
-    };
-    if claim.is_raw() {
-        // If the program has protected a page, the kernel says so, where a write would end the program.
-        let mut written = List::new();
-        with_words().try_for_each(|(page, _)| add_page(&mut written, page))?;
-        written.iter().try_for_each(|extent| populate::for_writing(*extent))?;
-    }
-    let mut gone = List::new();
-    for (page, (place, value)) in with_words() {
-        // SAFETY: mapped and writable. A raw range's page was populated just above, and the program
-        // promises not to unmap it during a call. An owned range is not unmapped while it is claimed.
-        if !unsafe { words::redirty(page.start, place, *value) } {
-            add_page(&mut gone, page)?;
-        }
-    }
-    Ok(gone)
 }
 
 /// Drops a range's pages, offered or not. Afterwards it is like ordinary memory that was never

@@ -6,6 +6,7 @@ use super::settings::{settings, Priority};
 use super::state::{flag, RangeId, Tracked, Word};
 use super::{backpressure, raw, settle, shape, spared, TRACKING};
 use crate::os::lru;
+use crate::os::thread::spent;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{self, Next, Task, Visit};
@@ -105,6 +106,7 @@ impl Scans {
     /// taken back).
     fn scan(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
+        raw::forget_deferred();
         let exposed = backpressure::scan_begins();
         // Read before the look, which then finds all ranges with these bytes.
         let made_again = backpressure::made_again_so_far();
@@ -125,6 +127,7 @@ impl Scans {
         let bound = bound(now, settings.unoffered_max, pressed);
 
         let at_once = settings.offer_after.is_zero();
+        let begun = spent();
         let seen = self.look(units, pressed, at_once);
         // It is not known how much of each range was made again: at most all of it.
         let again = made_again.min(seen.made_again_bytes);
@@ -132,7 +135,7 @@ impl Scans {
         if marked > bound {
             self.collect_all(pressed, at_once);
         }
-        let looked = now.elapsed();
+        let looked = spent() - begun;
         let (left, told_again) = self.offer(marked, again, bound, pressed);
         let tells_again = spared::tell_all(&mut self.spared, now, pressed, SHARE);
         if told_again == seen.made_again {
@@ -261,6 +264,10 @@ impl Scans {
                 }
                 continue;
             };
+            if TRACKING.deferred.any() {
+                // It may have been unmapped. The next scan forgets that first.
+                continue;
+            }
             match settle::offer(&mut claim, pressed) {
                 Ok(()) => {
                     spared::after_offer(&mut claim);

@@ -22,6 +22,7 @@ use super::settings::Priority;
 use super::state::{flag, Claim, RangeId, Tracked, Word, LEVEL, SPARED, TOLD};
 use super::{claims, TRACKING};
 use crate::os::advise;
+use crate::os::thread::spent;
 use crate::os::touch::use_each_page;
 use crate::os::{page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -136,9 +137,9 @@ pub(super) fn is_watched(tracked: &Tracked) -> bool {
 const STEP: usize = 8 << 20;
 
 /// Tells the kernel which ranges count as used: those that are spared. It does so once after an
-/// offer, and from time to time while memory is short. On the background thread, for a short time:
-/// a batch that took longer than usual is followed by `share` times that, up to a second. `Some`:
-/// the next scan is to continue after so long.
+/// offer, and from time to time while memory is short. On the background thread, for a short time of
+/// its own: after a batch that took longer than usual it pauses for `share` times that, up to a second.
+/// `Some`: the next scan is to continue after so long.
 pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -> Option<Duration> {
     if !is_any() {
         return None;
@@ -146,32 +147,32 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
     if now < due.next {
         return Some(due.next - now);
     }
-    let begun = Instant::now();
+    let begun = spent();
+    let worked = || spent() - begun;
     if pressed && now >= due.all {
         due.all = now + AGAIN;
         TRACKING.slab.each(|_, tracked, _| {
             tracked.priority.fetch_and(!TOLD, Ordering::Relaxed);
         });
     }
-    let mut any_left = false;
+    let (mut any_left, mut is_over) = (false, false);
     // Those that are spared first: the others may be many.
     for spared in [true, false] {
-        if begun.elapsed() >= MOST {
-            any_left = true;
-            break;
-        }
         TRACKING.slab.each(|id, tracked, word| {
             let priority = tracked.priority.load(Ordering::Relaxed);
             let is_due = priority & TOLD == 0 && is_spared(priority) == spared;
             let is_free = word.has(Word::OFFERED) && word.pins() == 0;
             if is_due && is_free && (spared || tracked.len() <= STEP) {
-                any_left |= begun.elapsed() >= MOST || !tell_one(id, tracked, word);
+                is_over = is_over || worked() >= MOST;
+                any_left |= is_over || !tell_one(id, tracked, word);
             }
         });
+        if is_over {
+            break;
+        }
     }
-    // The batch is bounded, but not the walk: 5 ms for a million ranges. A wait for the kernel in
-    // between is no work, so it delays the next batch by no more than a second.
-    let pause = (begun.elapsed().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
+    // The batch is bounded, but not the walk: 5 ms for a million ranges.
+    let pause = (worked().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
     due.next = now + pause;
     any_left.then_some(pause)
 }

@@ -107,6 +107,7 @@ fn remark(pinned: &[Pinned]) {
 /// error the range is as volatile as before, and the losses found so far are kept for the next
 /// call.
 pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
+    raw::forget_deferred();
     let unknown = gaps(range).map_err(Failed::Kernel)?;
     for gap in unknown.iter() {
         if let Ok(Some(at)) = maps::first_hole(*gap) {

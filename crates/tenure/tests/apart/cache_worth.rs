@@ -66,7 +66,8 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2], last: impl FnOnce()) -> [u6
     last();
     if wanted.contains(&true) {
         let told = || wrongly_marked(&segments) <= 4 * MIB;
-        assert!(waited(told), "{} bytes", wrongly_marked(&segments));
+        let stats = || caches.map(|cache| cache.stats());
+        assert!(waited(told), "{} bytes: {:?}", wrongly_marked(&segments), stats());
     }
     let free = LIMIT - room::used();
     let mut neighbour = Competitor::spawn(None).unwrap();

@@ -83,6 +83,7 @@ mod shared_stepped;
 mod shared_unwatched;
 mod threads_end;
 mod truth_of_unmark;
+mod unmapped_in_handler;
 mod unseen_group;
 mod waits;
 mod without_page_map;

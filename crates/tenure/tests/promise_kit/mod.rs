@@ -5,6 +5,7 @@
 
 pub mod stepping;
 
+use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -158,6 +159,17 @@ pub fn processor_seconds() -> f64 {
 pub fn without_huge_pages() {
     // SAFETY: the call takes numbers only, and sets how this process gets huge pages.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
+/// Binds this thread, and those that it starts, to the first processor that it may use. The last pages that a
+/// processor made wait in a batch of its own, where an offer by a thread on another one cannot mark them.
+pub fn on_one_processor() -> Result<(), Unavailable> {
+    tenure_testkit::seccomp::may_call("sched_setaffinity")?;
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+    Ok(())
 }
 
 /// The rounds of a test that goes on for a while, and on a busy machine until it has had `least` of
