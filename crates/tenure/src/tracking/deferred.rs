@@ -23,8 +23,8 @@ const CHANGING: usize = 1;
 
 impl Deferred {
     pub const fn new() -> Deferred {
-        const FREE: Place = Place(AtomicUsize::new(0), AtomicUsize::new(0));
-        Deferred { waiting: AtomicUsize::new(0), places: [FREE; MOST] }
+        let places = [const { Place(AtomicUsize::new(0), AtomicUsize::new(0)) }; MOST];
+        Deferred { waiting: AtomicUsize::new(0), places }
     }
 
     /// `false`: there are too many.

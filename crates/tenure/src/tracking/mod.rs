@@ -4,8 +4,8 @@
 //!   change the rest.
 //! - [`slab`], [`map`], [`map_lock`], [`side`]: the storage of ranges, the raw ones in order of
 //!   address, and their side data.
-//! - [`mod@offer`], [`revive`], [`detection`]: offering, taking back, and detecting purges;
-//!   [`holes`]: the parts that were never touched.
+//! - [`mod@offer`], [`revive`], [`detection`], [`by_words`]: offering, taking back, and detecting
+//!   purges; [`holes`]: the parts that were never touched.
 //! - [`scan`], [`backpressure`]: when the background thread offers, and which callers wait for it;
 //!   [`spared`]: the memory that the kernel should take last.
 //! - [`descriptors`]: what calls do when the program has closed tenure's descriptors.
@@ -13,8 +13,9 @@
 //! - [`settle`]: the transitions of a range, made of these; [`read_offered`]: reads without a
 //!   transition; [`touched`]: touches of purged pages;
 //!   [`unmade`], [`watch_again`]: pages that are lost until their owner has made them again.
-//! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`] and [`unmark`] belong
-//!   to raw ones.
+//! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`], [`unmark`],
+//!   [`changes`] (what the program does to them without tenure) and [`deferred`] (what its signal
+//!   handlers unmap) belong to raw ones.
 
 pub(crate) mod backpressure;
 mod by_words;
