@@ -357,6 +357,10 @@ pub(crate) mod maps {
         Ok(())
     }
 
+    pub(crate) fn check_all_volatile(_ranges: &[PageRange]) -> Result<(), Unfit> {
+        Ok(())
+    }
+
     pub(crate) fn is_mapped(_range: PageRange) -> bool {
         true
     }

@@ -58,6 +58,15 @@ pub(crate) fn check_volatile(range: PageRange) -> Result<(), Unfit> {
     in_one_process(|| check_now(range))
 }
 
+/// [`check_volatile`] for several ranges, in order of address. Before 6.11 one reading of
+/// `/proc/self/maps` does for all.
+pub(crate) fn check_all_volatile(ranges: &[PageRange]) -> Result<(), Unfit> {
+    in_one_process(|| match ranges.len() < 2 || query_works() {
+        true => ranges.iter().try_for_each(|range| check_now(*range)),
+        false => check_at_once(ranges),
+    })
+}
+
 /// Asks again in a child that a signal handler has made meanwhile: it may have read its parent's
 /// mappings.
 pub(crate) fn in_one_process<R>(ask: impl Fn() -> R) -> R {
@@ -70,10 +79,31 @@ pub(crate) fn in_one_process<R>(ask: impl Fn() -> R) -> R {
     }
 }
 
-fn check_now(range: PageRange) -> Result<(), Unfit> {
-    if mlock::seen(range).map_err(Unfit::Unknown)? == Seen::Locked {
-        return Err(Unfit::Locked);
+fn check_at_once(ranges: &[PageRange]) -> Result<(), Unfit> {
+    ranges.iter().try_for_each(|range| check_unlocked(*range))?;
+    let [first, .., last] = ranges else { return Ok(()) };
+    let (mut verdict, mut rest) = (Ok(()), ranges);
+    list_unfit(PageRange { start: first.start, end: last.end }, false, |part, unfit| {
+        while rest.first().is_some_and(|range| range.end <= part.start) {
+            rest = &rest[1..];
+        }
+        if rest.first().is_some_and(|range| range.start < part.end) {
+            verdict = verdict.and(Err(unfit));
+        }
+    })
+    .map_err(Unfit::Unknown)?;
+    verdict
+}
+
+fn check_unlocked(range: PageRange) -> Result<(), Unfit> {
+    match mlock::seen(range).map_err(Unfit::Unknown)? {
+        Seen::Locked => Err(Unfit::Locked),
+        _ => Ok(()),
     }
+}
+
+fn check_now(range: PageRange) -> Result<(), Unfit> {
+    check_unlocked(range)?;
     let mut verdict = Ok(());
     list_unfit(range, false, |_, unfit| verdict = verdict.and(Err(unfit)))
         .map_err(Unfit::Unknown)?;
@@ -343,6 +373,7 @@ fn query_range(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::reserve::Scratch;
 
     #[test]
     fn both_ways_agree_on_this_process() {
@@ -363,5 +394,30 @@ mod tests {
         assert_eq!(queried.len(), 1);
         // The stack grows, so its start may differ.
         assert_eq!(Mapping { start: 0, ..queried[0] }, Mapping { start: 0, ..parsed });
+    }
+
+    #[test]
+    fn one_reading_finds_what_single_looks_find() {
+        let page = super::super::page_size();
+        let scratch = Scratch::new(8 * page, false).unwrap();
+        let start = scratch.range().start;
+        let pages = |from: usize, to: usize| PageRange::new(start + from * page, start + to * page);
+        // SAFETY: a page of the scratch's own, to which there are no references.
+        unsafe {
+            let none = rustix::mm::MprotectFlags::empty();
+            rustix::mm::mprotect(pages(3, 4).start as *mut _, page, none).unwrap();
+        }
+        let cut = Err(Unfit::Protection(pages(3, 4).start));
+        for (ranges, expected) in [
+            ([pages(0, 2), pages(5, 7)], Ok(())),
+            ([pages(0, 3), pages(4, 8)], Ok(())),
+            ([pages(0, 4), pages(5, 6)], cut),
+            ([pages(0, 1), pages(3, 4)], cut),
+            ([pages(2, 5), pages(6, 8)], cut),
+            ([pages(1, 2), pages(3, 8)], cut),
+        ] {
+            assert_eq!(check_at_once(&ranges), expected, "{ranges:?}");
+            assert_eq!(ranges.iter().try_for_each(|range| check_now(*range)), expected);
+        }
     }
 }

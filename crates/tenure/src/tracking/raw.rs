@@ -79,9 +79,7 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
     }
     loop {
         let unknown = gaps(range).map_err(no_memory)?;
-        for gap in unknown.iter() {
-            maps::check_volatile(*gap).map_err(Unmarkable::Unfit)?;
-        }
+        maps::check_all_volatile(&unknown).map_err(Unmarkable::Unfit)?;
         // If nothing is known, there are no ends to cut. Only `unknown` shows that, because only it
         // is checked again below. Ranges that were known beside the gaps a moment later may have
         // gone, and come back with ends.

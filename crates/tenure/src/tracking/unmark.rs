@@ -109,7 +109,8 @@ fn remark(pinned: &[Pinned]) {
 pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
     raw::forget_deferred();
     let unknown = gaps(range).map_err(Failed::Kernel)?;
-    for gap in unknown.iter() {
+    // Before Linux 6.11 a look for the hole reads all mappings.
+    for gap in unknown.iter().filter(|gap| !maps::is_mapped(**gap)) {
         if let Ok(Some(at)) = maps::first_hole(*gap) {
             return Err(Failed::Hole(at));
         }
