@@ -387,33 +387,18 @@ fn offerable_parts(
 pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     let range = claim.range();
     let pagemap = Pagemap::open().ok();
-    // Only the offered parts are watched.
-    let told = offered_parts(claim)?;
-    if !changes::is_same_memory(claim, kind(claim), &told)? {
-        return Err(Refusal::Replaced);
-    }
-    claim.clear(flag::MADE_AGAIN);
-    for attempt in 0..4u64 {
-        if attempt > 0 {
-            // A page that another processor faulted in last waits on that processor's list, and
-            // until it has left the list the kernel cannot mark it. Another thread's look at a page
-            // (a walk of smaps, a migration) holds a reference to it for a moment, too.
-            std::thread::sleep(std::time::Duration::from_millis(attempt - 1));
-            lru::drain();
-        }
-        let mut left = false;
-        for part in told.iter() {
-            // SAFETY: the part is offered, so the program has given up its contents.
-            unsafe { advise::free(*part) }.map_err(Refusal::not_freed)?;
-            advise::page_out(*part)
-                .map_err(|errno| Refusal::Kernel("madvise(MADV_PAGEOUT)", errno))?;
-            left |= match &pagemap {
-                Some(pagemap) => pagemap.count(*part, Pages::Data)? > 0,
-                None => true,
-            };
-        }
-        if !left {
-            break;
+    // After a loss of the descriptors nothing tells whether other memory is there by now. All of the
+    // range counts as lost then, whatever is there.
+    let is_unsure = |claim: &Claim| claim.is_raw() && claim.is(flag::SUSPECT);
+    if !is_unsure(claim) {
+        // Only the offered parts are watched.
+        let told = offered_parts(claim)?;
+        if changes::is_same_memory(claim, kind(claim), &told)? {
+            claim.clear(flag::MADE_AGAIN);
+            // SAFETY: the parts are offered, so the program has given up their contents.
+            unsafe { page_out(&told, pagemap.as_ref())? };
+        } else if !is_unsure(claim) {
+            return Err(Refusal::Replaced);
         }
     }
     match pagemap {
@@ -425,4 +410,35 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
             Ok(pages.filter(|page| read_each_page(*page).is_err()).map(|page| page.len()).sum())
         }
     }
+}
+
+/// Has the kernel discard what it may of these parts.
+///
+/// # Safety
+/// Their contents are not needed.
+unsafe fn page_out(told: &[PageRange], pagemap: Option<&Pagemap>) -> Result<(), Refusal> {
+    for attempt in 0..4u64 {
+        if attempt > 0 {
+            // A page that another processor faulted in last waits on that processor's list, and
+            // until it has left the list the kernel cannot mark it. Another thread's look at a page
+            // (a walk of smaps, a migration) holds a reference to it for a moment, too.
+            std::thread::sleep(std::time::Duration::from_millis(attempt - 1));
+            lru::drain();
+        }
+        let mut left = false;
+        for part in told.iter() {
+            // SAFETY: the caller promises that the contents are not needed.
+            unsafe { advise::free(*part) }.map_err(Refusal::not_freed)?;
+            advise::page_out(*part)
+                .map_err(|errno| Refusal::Kernel("madvise(MADV_PAGEOUT)", errno))?;
+            left |= match pagemap {
+                Some(pagemap) => pagemap.count(*part, Pages::Data)? > 0,
+                None => true,
+            };
+        }
+        if !left {
+            break;
+        }
+    }
+    Ok(())
 }
