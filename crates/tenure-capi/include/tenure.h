@@ -2333,9 +2333,11 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
  *
  * Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
  * huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
- * vm.max_map_count already. Nothing is changed then.
+ * vm.max_map_count already. EDEADLK: a signal handler calls it in the middle of a call of its thread
+ * for memory that is marked volatile; unmap it later. Nothing is changed then.
  */
-int tenure_munmap(void *addr, size_t len);
+int tenure_munmap(void *addr,
+                  size_t len);
 
 /**
  * As tenure_munmap, for an allocator: it neither allocates nor creates a thread, and a signal

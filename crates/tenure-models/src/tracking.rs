@@ -4,8 +4,6 @@
 pub(crate) mod by_words;
 #[path = "../../tenure/src/tracking/changes.rs"]
 pub(crate) mod changes;
-#[path = "../../tenure/src/tracking/deferred.rs"]
-pub(crate) mod deferred;
 #[path = "../../tenure/src/tracking/descriptors.rs"]
 pub(crate) mod descriptors;
 #[path = "../../tenure/src/tracking/gate.rs"]
@@ -60,7 +58,6 @@ pub(crate) struct Tracking {
     map: Lock<map::IntervalMap>,
     pub raw: std::sync::atomic::AtomicUsize,
     unknown_is_lost: std::sync::atomic::AtomicBool,
-    deferred: deferred::Deferred,
 }
 
 loom::lazy_static! {
@@ -70,7 +67,6 @@ loom::lazy_static! {
         map: Lock::new(Rank::IntervalMap, map::IntervalMap::new()),
         raw: std::sync::atomic::AtomicUsize::new(0),
         unknown_is_lost: std::sync::atomic::AtomicBool::new(false),
-        deferred: deferred::Deferred::new(),
     };
 }
 

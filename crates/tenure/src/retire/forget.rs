@@ -4,10 +4,20 @@ use crate::lock;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::runtime::services;
+use rustix::io::Errno;
 
 /// Whether any range is marked volatile. Costs one load.
 pub(super) fn any_marks() -> bool {
     crate::tracking::raw::any()
+}
+
+/// `EDEADLK`: a signal handler unmaps memory in the middle of a call of its thread, for which
+/// [`forget`] would wait.
+pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
+    match crate::tracking::raw::is_inside(range) {
+        true => Err(Errno::DEADLK),
+        false => Ok(()),
+    }
 }
 
 /// Forgets marks and locks, because the next mapping at these addresses is another one. If nothing

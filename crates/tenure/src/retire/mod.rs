@@ -155,7 +155,9 @@ pub struct Pending {
 /// huge page of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping
 /// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
 /// A large range goes in parts: where the kernel refuses one that it would have taken a moment
-/// before (a filter that fails `munmap`), the others are gone.
+/// before (a filter that fails `munmap`), the others are gone. `EDEADLK`: a signal handler calls it
+/// in the middle of a call of its thread for memory that is marked volatile. Nothing is changed; the
+/// program unmaps the memory later.
 ///
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.
@@ -230,6 +232,12 @@ fn explain(errno: i32, start: usize, len: usize) -> Error {
             call,
             "an unmap in the middle makes two mappings of one, and the process has the allowed number already",
             "raise vm.max_map_count, or unmap from an end",
+        ),
+        libc::EDEADLK => Error::new(
+            ErrorKind::Deadlock,
+            call,
+            "this signal handler interrupted a call of its thread for marked memory, and would wait for it",
+            "unmap it after the handler",
         ),
         other => Error::system(call, "munmap", Errno::from_raw_os_error(other)),
     };

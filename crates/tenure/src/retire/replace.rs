@@ -101,6 +101,9 @@ pub unsafe fn map_over(
     }
     let _errno = errno::Kept::now();
     let _no_wait = NoWait::here();
+    if let Err(errno) = forget::may_forget(PageRange::new(start, end)) {
+        return Some(Err(errno.raw_os_error()));
+    }
     forget::forget(PageRange::new(start, end));
     let done = slice::each(PageRange::new(start, end), |slice| {
         // SAFETY: the caller promises that nothing refers to the old mappings, which the call

@@ -56,6 +56,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
     if is_small && !forget::any_marks() {
         return whole(range);
     }
+    forget::may_forget(range)?;
     let mut lister = Lister::new();
     match classify(range, &mut lister, known) {
         // Marks and locks stay as they are. (If another thread has changed the range since, the

@@ -141,7 +141,6 @@ pub(super) fn reset(missed: bool) {
     backpressure::reset_in_child();
     let watching = detection::by_userfaultfd();
     detection::reset_in_child();
-    TRACKING.deferred.reset_in_child();
     with_map(forget_what_was_not_inherited);
     if !watching {
         // A thread of the parent's may have opened descriptors and not published them yet.

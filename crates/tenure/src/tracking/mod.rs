@@ -13,14 +13,12 @@
 //! - [`settle`]: the transitions of a range, made of these; [`read_offered`]: reads without a
 //!   transition; [`touched`]: touches of purged pages;
 //!   [`unmade`], [`watch_again`]: pages that are lost until their owner has made them again.
-//! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`], [`unmark`],
-//!   [`changes`] (what the program does to them without tenure) and [`deferred`] (what its signal
-//!   handlers unmap) belong to raw ones.
+//! - [`owned`], [`raw`]: the two kinds of ranges, for the promises; [`shape`], [`unmark`]
+//!   and [`changes`] (what the program does to them without tenure) belong to raw ones.
 
 pub(crate) mod backpressure;
 mod by_words;
 mod changes;
-mod deferred;
 mod descriptors;
 pub(crate) mod detection;
 mod gate;
@@ -54,7 +52,6 @@ pub(crate) use descriptors::{before_claiming, with_descriptors};
 pub(crate) use service::{ready, ready_to_watch, watch_forks};
 
 use crate::runtime::fork;
-use deferred::Deferred;
 use map_lock::MapLock;
 use slab::Slab;
 use state::{Claims, Tracked, Word};
@@ -72,8 +69,6 @@ struct Tracking {
     raw: AtomicUsize,
     /// See `raw::unknown_is_lost`.
     unknown_is_lost: AtomicBool,
-    /// What signal handlers have unmapped meanwhile.
-    deferred: Deferred,
 }
 
 /// For the whole process: fork and signal handlers find a range by its address alone.
@@ -83,7 +78,6 @@ static TRACKING: Tracking = Tracking {
     map: MapLock::new(),
     raw: AtomicUsize::new(0),
     unknown_is_lost: AtomicBool::new(false),
-    deferred: Deferred::new(),
 };
 
 /// Returns the claims of this process. A child whose fork handlers did not run is recovered first.

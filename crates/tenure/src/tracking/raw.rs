@@ -12,6 +12,7 @@ use super::{backpressure, changes, detection, settings, TRACKING};
 use crate::os::maps::{self, Unfit};
 use crate::os::page_size;
 use crate::range::PageRange;
+use crate::runtime::lock::{may_lock, Rank};
 use crate::runtime::{services, worker};
 use crate::sync::{own_claims, yield_now};
 use rustix::io::Errno;
@@ -65,7 +66,6 @@ pub(crate) fn try_mark(id: RangeId, range: PageRange) -> bool {
 
 /// Marks a range. Returns its number if it is now known with exactly these bounds.
 pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<RangeId>, Unmarkable> {
-    forget_deferred();
     {
         let map = TRACKING.map.lock();
         if let Some(id) = map.exact(range) {
@@ -199,13 +199,11 @@ pub(crate) fn forget_changed(range: PageRange) -> Option<Unfit> {
 
 /// Returns the range that is known with exactly these bounds.
 pub(crate) fn exact(range: PageRange) -> Option<RangeId> {
-    forget_deferred();
     TRACKING.map.lock().exact(range)
 }
 
 /// Returns whether any page of the range is marked.
 pub(crate) fn is_marked(range: PageRange) -> bool {
-    forget_deferred();
     any() && {
         let map = TRACKING.map.lock();
         map.overlapping(range).any(|id| tracked(id).load().pins() == 0)
@@ -219,7 +217,6 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
 /// # Errors
 /// `ENOMEM`: nothing is forgotten.
 pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
-    forget_deferred();
     let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
     let settled = |word: Word| word.pins() > 0 && !word.has(unfinished);
     Ok(drop_known(range, |claim| settled(claim.word()))?.is_some())
@@ -299,33 +296,28 @@ pub(crate) fn lost_again(range: PageRange) {
 /// Forgets a range that is being unmapped, or in which a mapping of tenure's own now lies, without
 /// taking its pages back. Waits for a thread that works on them. `true`: tenure's own userfaultfd
 /// watches a part, and that descriptor gets no unmap event from the kernel.
-///
-/// In a signal handler it may have to wait for code that the handler has interrupted: then the range is
-/// forgotten after that.
 pub(super) fn forget_unmapped(range: PageRange) -> bool {
-    if !any() {
-        return false;
-    }
-    if is_inside() && TRACKING.deferred.add(range) {
-        return false;
-    }
-    match drop_known(range, |_| true) {
-        Ok(watched) => watched == Some(true),
-        Err(_) => drop_each(range),
-    }
+    any()
+        && match drop_known(range, |_| true) {
+            Ok(watched) => watched == Some(true),
+            Err(_) => drop_each(range),
+        }
 }
 
-/// Returns whether the calling thread has the map's lock or a claim, further up its stack.
-fn is_inside() -> bool {
-    TRACKING.map.is_mine() || own_claims() > 0
-}
-
-/// Forgets what signal handlers have unmapped while they could not wait.
-#[inline]
-pub(super) fn forget_deferred() {
-    if TRACKING.deferred.any() && !is_inside() {
-        TRACKING.deferred.each(|range| _ = forget_unmapped(range));
-    }
+/// Returns whether [`forget_unmapped`] would wait for code that the caller, a signal handler, has
+/// interrupted.
+pub(crate) fn is_inside(range: PageRange) -> bool {
+    let overlaps = |known: PageRange| known.start < range.end && range.start < known.end;
+    let is_claimed = || {
+        let mut claimed = false;
+        TRACKING.slab.each(|_, tracked, word| {
+            let is_raw_claim = word.has(Word::RAW) && word.has(Word::CLAIMED);
+            claimed |= is_raw_claim && overlaps(tracked.range());
+        });
+        claimed
+    };
+    let is_locked = || TRACKING.map.is_mine() || !may_lock(Rank::IntervalMap);
+    any() && (is_locked() || own_claims() > 0 && is_claimed())
 }
 
 /// Forgets the ranges without memory for a list: one after another. A range that stays known would

@@ -106,7 +106,6 @@ impl Scans {
     /// taken back).
     fn scan(&mut self, pressure: bool) -> Option<Duration> {
         let now = Instant::now();
-        raw::forget_deferred();
         let exposed = backpressure::scan_begins();
         // Read before the look, which then finds all ranges with these bytes.
         let made_again = backpressure::made_again_so_far();
@@ -264,10 +263,6 @@ impl Scans {
                 }
                 continue;
             };
-            if TRACKING.deferred.any() {
-                // It may have been unmapped. The next scan forgets that first.
-                continue;
-            }
             match settle::offer(&mut claim, pressed) {
                 Ok(()) => {
                     spared::after_offer(&mut claim);

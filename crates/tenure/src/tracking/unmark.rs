@@ -107,7 +107,6 @@ fn remark(pinned: &[Pinned]) {
 /// error the range is as volatile as before, and the losses found so far are kept for the next
 /// call.
 pub(crate) fn unmark(range: PageRange) -> Result<List<PageRange>, Failed> {
-    raw::forget_deferred();
     let unknown = gaps(range).map_err(Failed::Kernel)?;
     // Before Linux 6.11 a look for the hole reads all mappings.
     for gap in unknown.iter().filter(|gap| !maps::is_mapped(**gap)) {
