@@ -3,9 +3,10 @@
 
 #![allow(unsafe_code, reason = "reads words of the pages, and writes them back")]
 
-use super::list::{add_page, List};
+use super::list::{add_page, listed, List};
 use super::side::Words;
 use super::state::Claim;
+use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::{page_size, populate, words};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -42,10 +43,15 @@ pub(super) fn remember(claim: &mut Claim, range: PageRange) -> Result<(), Errno>
     Ok(())
 }
 
-/// Returns whether each page is as it was when its word was remembered, or is gone: all zeros. The range
-/// is mapped and readable.
-pub(super) fn holds(claim: &Claim, told: &[PageRange]) -> bool {
-    let Some(words) = claim.known_side().and_then(|side| side.words.as_ref()) else { return false };
+/// Returns whether each page is as it was when its word was remembered, or is gone. The range is mapped
+/// and readable.
+///
+/// # Errors
+/// Those of a look at the page map.
+pub(super) fn holds(claim: &Claim, told: &[PageRange]) -> Result<bool, Errno> {
+    let Some(words) = claim.known_side().and_then(|side| side.words.as_ref()) else {
+        return Ok(false);
+    };
     let holds = |page: PageRange| {
         let number = (page.start - claim.range().start) / page_size();
         // SAFETY: the caller has checked just before that the page is mapped and readable.
@@ -56,7 +62,18 @@ pub(super) fn holds(claim: &Claim, told: &[PageRange]) -> bool {
             _ => first().is_none(),
         }
     };
-    told.iter().flat_map(|part| part.pieces(page_size())).all(holds)
+    let pagemap = Pagemap::open().ok();
+    for part in told {
+        // A read of a page that is gone would make a page of zeros, which the kernel keeps.
+        let there = match &pagemap {
+            Some(pagemap) => listed(pagemap, *part, Pages::Data)?,
+            None => List::of(&[*part])?,
+        };
+        if !there.iter().flat_map(|extent| extent.pieces(page_size())).all(holds) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Keeps the pages that are there, and returns those that are gone. A page whose word changed counts as

@@ -42,7 +42,10 @@ pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> R
     }
     if !detection::by_userfaultfd() {
         // A range that became unreadable since its offer must not kill the background thread.
-        return Ok(maps::check_volatile(claim.range()).is_ok() && by_words::holds(claim, told));
+        return match maps::check_volatile(claim.range()) {
+            Ok(()) => by_words::holds(claim, told),
+            Err(_) => Ok(false),
+        };
     }
     let is_watched = |part: PageRange| detection::is_watched(kind, part.start);
     for part in told {

@@ -331,6 +331,12 @@ fn the_same_where_words_find_purges() {
             assert_eq!(error.kind(), ErrorKind::WrongMapping, "{error}");
             assert_other(at, LEN);
         }
+        // The look does not bring back what is gone.
+        let at = offered();
+        // SAFETY: as above.
+        let purge = || unsafe { volatile::purge_now(at, LEN).unwrap() };
+        assert!(waited(|| purge() == LEN));
+        assert_eq!([purge(), purge()], [LEN, LEN]);
     });
 }
 
