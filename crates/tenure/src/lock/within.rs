@@ -266,7 +266,7 @@ impl Keeper {
             let mut status = shared.lock().status;
             // Without memory the thread looks again later.
             let moved = can_allocate() && self.look(&mut status);
-            let took = spent() - begun;
+            let took = spent().saturating_sub(begun);
             let mut state = shared.lock();
             state.status = status;
             pause = if moved { SOONEST } else { (pause * 2).min(LATEST) }.max(took * SHARE);

@@ -79,20 +79,26 @@ pub(crate) fn in_one_process<R>(ask: impl Fn() -> R) -> R {
     }
 }
 
+/// Finds what [`check_now`] finds if it asks about one range after the other.
 fn check_at_once(ranges: &[PageRange]) -> Result<(), Unfit> {
-    ranges.iter().try_for_each(|range| check_unlocked(*range))?;
     let [first, .., last] = ranges else { return Ok(()) };
-    let (mut verdict, mut rest) = (Ok(()), ranges);
+    let (mut number, mut found) = (0, None);
     list_unfit(PageRange { start: first.start, end: last.end }, false, |part, unfit| {
-        while rest.first().is_some_and(|range| range.end <= part.start) {
-            rest = &rest[1..];
+        while ranges.get(number).is_some_and(|range| range.end <= part.start) {
+            number += 1;
         }
-        if rest.first().is_some_and(|range| range.start < part.end) {
-            verdict = verdict.and(Err(unfit));
+        if ranges.get(number).is_some_and(|range| range.start < part.end) {
+            found = found.or(Some((number, unfit)));
         }
     })
     .map_err(Unfit::Unknown)?;
-    verdict
+    let fit = &ranges[..found.map_or(ranges.len(), |(number, _)| number)];
+    fit.iter().try_for_each(|range| check_unlocked(*range))?;
+    match found {
+        // Its error has the first address inside that range.
+        Some((number, unfit)) => check_now(ranges[number]).and(Err(unfit)),
+        None => Ok(()),
+    }
 }
 
 fn check_unlocked(range: PageRange) -> Result<(), Unfit> {
@@ -412,6 +418,7 @@ mod tests {
             ([pages(0, 2), pages(5, 7)], Ok(())),
             ([pages(0, 3), pages(4, 8)], Ok(())),
             ([pages(0, 4), pages(5, 6)], cut),
+            ([pages(3, 5), pages(6, 7)], cut),
             ([pages(0, 1), pages(3, 4)], cut),
             ([pages(2, 5), pages(6, 8)], cut),
             ([pages(1, 2), pages(3, 8)], cut),

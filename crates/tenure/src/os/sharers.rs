@@ -57,7 +57,7 @@ pub(crate) fn join(file: &Path, now: Instant) {
     // Two threads that join at once may choose one number. Then they count as one until they join
     // again.
     let begun = spent();
-    let mut numbers = (0..MOST).take_while(|_| spent() - begun < LONGEST);
+    let mut numbers = (0..MOST).take_while(|_| spent().saturating_sub(begun) < LONGEST);
     if let Some(number) = numbers.find(|number| !is_locked(fd, *number, 1)) {
         let _ = ask(fd, libc::F_OFD_SETLK, libc::F_RDLCK, number, 1);
     }
@@ -74,13 +74,13 @@ pub(crate) fn count(now: Instant) -> Option<u32> {
             break;
         }
         others += u32::from(is_locked(fd, number, 1));
-        if spent() - begun >= LONGEST {
+        if spent().saturating_sub(begun) >= LONGEST {
             // Assumes the most: too small a count would keep too much memory.
             others = MOST as u32;
             break;
         }
     }
-    NEXT.set(Some(now + (spent() - begun) * REST));
+    NEXT.set(Some(now + (spent().saturating_sub(begun)) * REST));
     Some(1 + others)
 }
 

@@ -173,7 +173,7 @@ pub(super) fn reset(missed: bool) {
             false => tracked.not_watched(),
         }
         // A child whose handlers did not run may have read a purged page as zeros before now.
-        if offered && (!registered || missed && word.has(Word::RAW)) {
+        if offered && (!registered || missed) {
             tracked.suspect();
         }
     });

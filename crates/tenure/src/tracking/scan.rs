@@ -134,7 +134,7 @@ impl Scans {
         if marked > bound {
             self.collect_all(pressed, at_once);
         }
-        let looked = spent() - begun;
+        let looked = spent().saturating_sub(begun);
         let (left, told_again) = self.offer(marked, again, bound, pressed);
         let tells_again = spared::tell_all(&mut self.spared, now, pressed, SHARE);
         if told_again == seen.made_again {

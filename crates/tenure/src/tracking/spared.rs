@@ -148,7 +148,7 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
         return Some(due.next - now);
     }
     let begun = spent();
-    let worked = || spent() - begun;
+    let worked = || spent().saturating_sub(begun);
     if pressed && now >= due.all {
         due.all = now + AGAIN;
         TRACKING.slab.each(|_, tracked, _| {

@@ -4,7 +4,7 @@ use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
-use tenure::Outcome;
+use tenure::{Outcome, Volatile};
 use tenure_testkit::{sweep, this_test};
 
 const PAGES: usize = 2000;
@@ -100,5 +100,27 @@ fn after_a_raw_clone_the_c_library_finds_the_end_of_its_list_of_threads() {
             }
         });
         assert_eq!(ended, Ended::Well);
+    });
+}
+
+/// Such a child watches nothing before its first call, so a touch makes a page of zeros.
+#[test]
+fn a_touch_before_the_first_call_hides_no_purge_of_an_object() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        never_offer();
+        let mut object = Volatile::new(16 * PAGE).unwrap();
+        object.pin_mut().unwrap().fill(7);
+        assert!(waited(|| object.purge_now().unwrap() == 16 * PAGE));
+        let ended = raw_forked(|| {
+            for page in 0..16 {
+                // SAFETY: mapped, and not watched in this child.
+                assert_eq!(unsafe { object.as_ptr().add(page * PAGE).read_volatile() }, 0);
+            }
+            let pinned = object.pin().unwrap();
+            assert_eq!(pinned.outcome(), Outcome::Purged);
+        });
+        assert_eq!(ended, Ended::Well);
+        assert_eq!(object.pin().unwrap().outcome(), Outcome::Purged);
     });
 }
