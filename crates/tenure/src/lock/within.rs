@@ -9,8 +9,8 @@ use super::inspect::{self, Special};
 use super::{diagnose, ledger, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::thread::spent;
 use crate::os::thread::{can_allocate, spawn_quiet, Thread};
+use crate::os::work::Work;
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use crate::text::text;
@@ -262,11 +262,11 @@ impl Keeper {
     fn run(&mut self, shared: &Shared) {
         let mut pause = SOONEST;
         loop {
-            let begun = spent();
+            let work = Work::begin();
             let mut status = shared.lock().status;
             // Without memory the thread looks again later.
             let moved = can_allocate() && self.look(&mut status);
-            let took = spent().saturating_sub(begun);
+            let took = work.spent();
             let mut state = shared.lock();
             state.status = status;
             pause = if moved { SOONEST } else { (pause * 2).min(LATEST) }.max(took * SHARE);

@@ -65,6 +65,7 @@ pub(crate) mod uffd;
 pub(crate) mod watched;
 mod wiped;
 pub(crate) mod words;
+pub(crate) mod work;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -9,7 +9,7 @@
 
 use super::errno::last_errno;
 use super::own_table;
-use super::thread::spent;
+use super::work::Work;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
@@ -56,8 +56,8 @@ pub(crate) fn join(file: &Path, now: Instant) {
     let fd = unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) };
     // Two threads that join at once may choose one number. Then they count as one until they join
     // again.
-    let begun = spent();
-    let mut numbers = (0..MOST).take_while(|_| spent().saturating_sub(begun) < LONGEST);
+    let work = Work::begin();
+    let mut numbers = (0..MOST).take_while(|_| work.spent() < LONGEST);
     if let Some(number) = numbers.find(|number| !is_locked(fd, *number, 1)) {
         let _ = ask(fd, libc::F_OFD_SETLK, libc::F_RDLCK, number, 1);
     }
@@ -68,19 +68,19 @@ pub(crate) fn join(file: &Path, now: Instant) {
 /// joined any, or has looked just now.
 pub(crate) fn count(now: Instant) -> Option<u32> {
     let (fd, _) = OWN.get().filter(|_| NEXT.get().is_none_or(|next| now >= next))?;
-    let (begun, mut others) = (spent(), 0);
+    let (work, mut others) = (Work::begin(), 0);
     for number in 0..MOST {
         if !is_locked(fd, number, 0) {
             break;
         }
         others += u32::from(is_locked(fd, number, 1));
-        if spent().saturating_sub(begun) >= LONGEST {
+        if work.spent() >= LONGEST {
             // Assumes the most: too small a count would keep too much memory.
             others = MOST as u32;
             break;
         }
     }
-    NEXT.set(Some(now + (spent().saturating_sub(begun)) * REST));
+    NEXT.set(Some(now + work.spent() * REST));
     Some(1 + others)
 }
 
@@ -133,14 +133,14 @@ mod tests {
                 assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
                 own_table::has_own_table();
                 join(&file, Instant::now());
-                let before = spent();
+                let work = Work::begin();
                 // As many scans as in a second.
                 let begun = Instant::now();
                 for look in 0..100 {
                     let counted = count(begun + Duration::from_millis(10) * look);
                     assert!(counted.is_none_or(|count| i64::from(count) <= 1 + MOST));
                 }
-                let took = spent() - before;
+                let took = work.spent();
                 assert!(took < Duration::from_millis(500), "{took:?}");
             });
         });

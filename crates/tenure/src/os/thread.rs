@@ -11,27 +11,11 @@
 //! `set_current_info`).
 
 use super::stack::Stack;
-use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::ffi::{c_void, CString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::time::Duration;
-
-/// Returns the processor time that the calling thread has used. A system call. On a busy machine a thread
-/// that works for 1 ms takes 20 ms. Where a filter refuses the call, the time of the clock, which needs
-/// none.
-pub(crate) fn spent() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes a local.
-    let refused = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
-    if refused {
-        let now = clock_gettime(ClockId::Monotonic);
-        (time.tv_sec, time.tv_nsec) = (now.tv_sec, now.tv_nsec);
-    }
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
 
 /// glibc's count of threads, by which it ends the process with the last one. glibc exports the
 /// count for debuggers.

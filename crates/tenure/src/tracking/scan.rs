@@ -6,7 +6,7 @@ use super::settings::{settings, Priority};
 use super::state::{flag, RangeId, Tracked, Word};
 use super::{backpressure, raw, settle, shape, spared, TRACKING};
 use crate::os::lru;
-use crate::os::thread::spent;
+use crate::os::work::Work;
 use crate::runtime::budget;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::services::{self, Next, Task, Visit};
@@ -126,7 +126,7 @@ impl Scans {
         let bound = bound(now, settings.unoffered_max, pressed);
 
         let at_once = settings.offer_after.is_zero();
-        let begun = spent();
+        let work = Work::begin();
         let seen = self.look(units, pressed, at_once);
         // It is not known how much of each range was made again: at most all of it.
         let again = made_again.min(seen.made_again_bytes);
@@ -134,7 +134,7 @@ impl Scans {
         if marked > bound {
             self.collect_all(pressed, at_once);
         }
-        let looked = spent().saturating_sub(begun);
+        let looked = work.spent();
         let (left, told_again) = self.offer(marked, again, bound, pressed);
         let tells_again = spared::tell_all(&mut self.spared, now, pressed, SHARE);
         if told_again == seen.made_again {

@@ -22,8 +22,8 @@ use super::settings::Priority;
 use super::state::{flag, Claim, RangeId, Tracked, Word, LEVEL, SPARED, TOLD};
 use super::{claims, TRACKING};
 use crate::os::advise;
-use crate::os::thread::spent;
 use crate::os::touch::use_each_page;
+use crate::os::work::Work;
 use crate::os::{page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,8 +147,7 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
     if now < due.next {
         return Some(due.next - now);
     }
-    let begun = spent();
-    let worked = || spent().saturating_sub(begun);
+    let work = Work::begin();
     if pressed && now >= due.all {
         due.all = now + AGAIN;
         TRACKING.slab.each(|_, tracked, _| {
@@ -163,7 +162,7 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
             let is_due = priority & TOLD == 0 && is_spared(priority) == spared;
             let is_free = word.has(Word::OFFERED) && word.pins() == 0;
             if is_due && is_free && (spared || tracked.len() <= STEP) {
-                is_over = is_over || worked() >= MOST;
+                is_over = is_over || work.spent() >= MOST;
                 any_left |= is_over || !tell_one(id, tracked, word);
             }
         });
@@ -172,7 +171,7 @@ pub(super) fn tell_all(due: &mut Due, now: Instant, pressed: bool, share: u32) -
         }
     }
     // The batch is bounded, but not the walk: 5 ms for a million ranges.
-    let pause = (worked().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
+    let pause = (work.spent().saturating_sub(MOST) * share).clamp(PACE, AGAIN);
     due.next = now + pause;
     any_left.then_some(pause)
 }

@@ -1,11 +1,11 @@
 //! No system call for marks, pins and gets of intact memory; an idle worker costs nothing.
 
-use crate::promise_kit::never_offer;
+use crate::promise_kit::{never_offer, promised, waited};
 use std::time::{Duration, Instant};
-use tenure::volatile;
+use tenure::volatile::{self, Settings};
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
-use tenure_testkit::seccomp::counting_syscalls;
-use tenure_testkit::{this_test, undisturbed};
+use tenure_testkit::seccomp::{counting_syscalls, Call, Errno, Filter};
+use tenure_testkit::{or_skip, this_test, undisturbed};
 
 const PAGE: usize = 4096;
 const MILLION: usize = 1_000_000;
@@ -113,5 +113,19 @@ fn an_idle_keeper_rests() {
             assert!(start.elapsed() < Duration::from_secs(5));
             std::thread::sleep(Duration::from_millis(50));
         }
+    });
+}
+
+/// The vDSO does not serve that clock.
+#[test]
+fn a_filter_that_refuses_the_clock_of_a_thread_stops_no_worker() {
+    promised(this_test!(), || {
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_clock_gettime), Errno::PERM);
+        or_skip!(filter.install_this_thread());
+        volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
+        let object = Volatile::new(PAGE).unwrap();
+        assert!(waited(|| tenure::stats().offered == 1));
+        drop(object.pin().unwrap());
+        assert!(waited(|| tenure::stats().offered == 1), "not again");
     });
 }
