@@ -122,7 +122,7 @@ fn what_the_kernel_took_is_told_at_a_look() {
                 let may_be =
                     |(key, cause): &(u64, _)| *key >= 100 || matches!(cause, Replaced | Evicted);
                 assert!(told.iter().all(may_be), "look {look}: {told:?}");
-                assert!(begin.elapsed() < PATIENCE, "look {look}: nothing was purged");
+                assert!(begin.elapsed() < PATIENCE / 4, "look {look}: nothing was purged");
             }
         }
     });
