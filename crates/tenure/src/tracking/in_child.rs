@@ -5,7 +5,7 @@
 use super::list::List;
 use super::map::{IntervalMap, Supplies};
 use super::state::{flag, Claim, RangeId, Tracked, Word};
-use super::{backpressure, detection, TRACKING};
+use super::{backpressure, detection, unmade, TRACKING};
 use crate::os::{advise, maps, uffd};
 use crate::range::PageRange;
 use detection::Kind;
@@ -150,11 +150,10 @@ pub(super) fn reset(missed: bool) {
     let reopened = detection::reopen().is_ok();
     let fd = detection::raw(Kind::Sigbus);
     let watcher = uffd::Watcher::of_this_process(fd);
-    TRACKING.slab.each(|_, tracked, word| {
+    TRACKING.slab.each(|id, tracked, word| {
         tracked.not_refilled();
         let offered = word.has(Word::OFFERED);
-        let unmade = word.has(Word::LOST) && word.has(Word::REMADE);
-        if !offered && !unmade {
+        if !offered && !unmade::is_unmade(word) {
             // All of the range is present, or is zeros that the program may write. The next offer
             // watches it anew.
             tracked.not_watched();
@@ -167,16 +166,31 @@ pub(super) fn reset(missed: bool) {
             tracked.suspect();
             return;
         }
-        let registered = reopened && fd >= 0 && uffd::register(watcher, tracked.range()).is_ok();
+        // Lost pages that a pin of the parent's was making: the next pin of this child watches them.
+        let is_being_made = missed && !offered && word.pins() > 0;
+        let watches = reopened && fd >= 0 && !is_being_made;
+        let mut registered = watches && uffd::register(watcher, tracked.range()).is_ok();
+        // A child whose handlers did not run may have touched pages before now: each is zeros, where
+        // the lost page is to be missing until its owner makes it.
+        if registered && missed && !offered && !discard_touched(id, tracked) {
+            let _ = uffd::unregister(watcher, tracked.range());
+            registered = false;
+        }
         match registered {
             true => tracked.watched_again(),
             false => tracked.not_watched(),
         }
-        // A child whose handlers did not run may have read a purged page as zeros before now.
+        // Such a child may have read a purged page as zeros, too.
         if offered && (!registered || missed) {
             tracked.suspect();
         }
     });
+}
+
+/// Discards what touches have made of a range's lost pages. `false`: it could not.
+fn discard_touched(id: RangeId, tracked: &'static Tracked) -> bool {
+    let claim = TRACKING.claims.try_claim(id, tracked, unmade::is_unmade);
+    claim.is_some_and(|mut claim| unmade::discard_all(&mut claim).is_ok())
 }
 
 /// Forgets raw ranges that the parent gave MADV_DONTFORK: other memory may be mapped at their

@@ -30,11 +30,16 @@ impl Side {
     }
 
     /// Returns the lost extents of a range that is marked as having lost something, in order.
-    pub fn lost_of(&self, range: PageRange) -> Result<List<PageRange>, Errno> {
-        match &self.losses {
-            losses if losses.is_empty() => List::of(&[range]),
-            losses => List::of(losses),
+    pub fn lost_in<'a>(&'a self, range: &'a PageRange) -> &'a [PageRange] {
+        match &*self.losses {
+            [] => std::slice::from_ref(range),
+            losses => losses,
         }
+    }
+
+    /// A copy of [`lost_in`](Side::lost_in).
+    pub fn lost_of(&self, range: PageRange) -> Result<List<PageRange>, Errno> {
+        List::of(self.lost_in(&range))
     }
 
     /// Makes the list of losses explicit, for a range that is marked as having lost something. It

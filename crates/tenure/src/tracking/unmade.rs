@@ -30,6 +30,15 @@ pub(super) fn is_unmade(word: Word) -> bool {
     word.has(Word::LOST) && word.has(Word::REMADE)
 }
 
+/// [Discards](discard) in all lost extents of a range. Allocates nothing.
+pub(super) fn discard_all(claim: &mut Claim) -> Result<(), Errno> {
+    let range = claim.range();
+    match claim.side() {
+        Some(side) => discard(side.lost_in(&range)),
+        None => discard(&[range]),
+    }
+}
+
 /// Discards pages that touches may have made in lost extents while nothing watched them.
 pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
     // SAFETY: lost pages have no contents until their owner has made them. The owner does so with a
