@@ -8,6 +8,7 @@ use crate::Unavailable;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -15,6 +16,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
+/// Which of a test's calls of [`in_child`] has the body that a child is to run; of [`run_child`]:
+/// [`THE_FIRST`].
+const CALL_VARIABLE: &str = "TENURE_TESTKIT_CALL";
+const THE_FIRST: &str = "run";
 /// Distinguishes a body that ran to its end from a harness that found no such test, which exits
 /// with 0.
 const BODY_DONE: i32 = 83;
@@ -58,15 +63,55 @@ pub fn test_name(here: &'static str) -> &'static str {
     path.strip_suffix("::here").unwrap_or(path)
 }
 
+thread_local! {
+    /// Each thread's own: each runs another test. The test that it runs, the number of its calls of
+    /// [`in_child`], and the environments of its calls of [`run_child`].
+    static CALLS: RefCell<Calls> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Calls {
+    test: String,
+    in_child: u32,
+    environments: Vec<String>,
+}
+
+/// Runs `act` on what this thread has called for a test so far.
+fn calls_of<R>(test: &str, act: impl FnOnce(&mut Calls) -> R) -> R {
+    CALLS.with_borrow_mut(|calls| {
+        if calls.test != test {
+            *calls = Calls { test: test.into(), ..Calls::default() };
+        }
+        act(calls)
+    })
+}
+
+/// In a child for this test: the call whose body it is to run.
+fn wanted_call(test: &str) -> Option<String> {
+    let is_for_it = std::env::var(BODY_VARIABLE).as_deref() == Ok(test);
+    is_for_it.then(|| std::env::var(CALL_VARIABLE).unwrap_or_else(|_| "1".into()))
+}
+
 /// Runs `body` in a process of its own and panics, with its output, unless it finishes.
 ///
-/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). In the
-/// child this call does not return, so put it last in the test.
+/// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). The child
+/// runs the test up to this call, and does not return from it. The test may call this in a loop:
+/// each child runs the body of its own turn.
 ///
 /// # Panics
 /// If the body panics, dies, or takes longer than ten minutes.
 pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
-    let result = run_child(test, env, body);
+    let number = calls_of(test, |calls| {
+        calls.in_child += 1;
+        calls.in_child.to_string()
+    });
+    match wanted_call(test) {
+        Some(wanted) if wanted == number => run_body(test, body),
+        // The child is another call's.
+        Some(_) => return,
+        None => {}
+    }
+    let result = execute_body(test, &number, env);
     assert!(
         result.finished(),
         "the child of {test} ended with {}; it printed:\n{}",
@@ -75,28 +120,59 @@ pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     );
 }
 
-/// Like [`in_child`], but returns how the child ended: for bodies that should die.
+/// Like [`in_child`], but returns how the child ended: for bodies that should die. The child runs
+/// the body of the test's first call, whichever it is for. So in a loop the body learns by `env` which
+/// turn it is.
 ///
 /// # Panics
-/// If the body never started, because no test has that name, or if it takes longer than ten
-/// minutes.
-pub fn run_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> ChildResult {
-    let begin = format!("tenure-testkit: body of {test} begins\n");
-    if std::env::var(BODY_VARIABLE).as_deref() == Ok(test) {
-        die_with_parent();
-        // Written straight to the descriptor, so that it is there however the body dies.
-        let _ = io::stdout().write_all(begin.as_bytes()).and_then(|()| io::stdout().flush());
-        body();
-        let _ = io::stdout().flush();
-        // Not `std::process::exit`: it unmaps the main thread's signal stack. That thread may still
-        // be leaving the handler by which glibc changes every thread's user (one in a thousand
-        // children of `as_nobody` died of SIGSEGV there).
-        // SAFETY: ends the process, whose output is flushed.
-        unsafe { libc::_exit(BODY_DONE) };
-    }
-    let result = execute(test, env).unwrap_or_else(|e| panic!("no child for {test}: {e}"));
+/// If the body never started, because no test has that name, if it takes longer than ten minutes, or
+/// if a later call with the same `env` has a body that refers to something, as to its turn.
+pub fn run_child<F: FnOnce()>(test: &str, env: &[(&str, &str)], body: F) -> ChildResult {
+    let environment = format!("{env:?}");
+    let is_another = calls_of(test, |calls| match calls.environments.contains(&environment) {
+        true => size_of::<F>() > 0,
+        false => {
+            calls.environments.push(environment);
+            false
+        }
+    });
     assert!(
-        result.output.contains(&begin),
+        !is_another,
+        "the child runs the body of the first call: tell it by `env` what differs"
+    );
+    run_first(test, env, body)
+}
+
+fn run_first(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> ChildResult {
+    if wanted_call(test).as_deref() == Some(THE_FIRST) {
+        run_body(test, body);
+    }
+    execute_body(test, THE_FIRST, env)
+}
+
+fn begin(test: &str) -> String {
+    format!("tenure-testkit: body of {test} begins\n")
+}
+
+fn run_body(test: &str, body: impl FnOnce()) -> ! {
+    die_with_parent();
+    // Written straight to the descriptor, so that it is there however the body dies.
+    let _ = io::stdout().write_all(begin(test).as_bytes()).and_then(|()| io::stdout().flush());
+    body();
+    let _ = io::stdout().flush();
+    // Not `std::process::exit`: it unmaps the main thread's signal stack. That thread may still be
+    // leaving the handler by which glibc changes every thread's user (one in a thousand children of
+    // `as_nobody` died of SIGSEGV there).
+    // SAFETY: ends the process, whose output is flushed.
+    unsafe { libc::_exit(BODY_DONE) }
+}
+
+fn execute_body(test: &str, call: &str, env: &[(&str, &str)]) -> ChildResult {
+    let env = [env, &[(BODY_VARIABLE, test), (CALL_VARIABLE, call)]].concat();
+    let result = run_harness(&[test, "--exact", "--nocapture", "--include-ignored"], &env)
+        .unwrap_or_else(|e| panic!("no child for {test}: {e}"));
+    assert!(
+        result.output.contains(&begin(test)),
         "the child of {test} did not get to its body ({}): is that the test's full name? {}",
         result.status,
         result.output
@@ -114,7 +190,7 @@ pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
     const SAID: &str = "tenure-testkit: memory was short, times: ";
     const RUNS: u32 = 10;
     for _ in 0..RUNS {
-        let result = run_child(test, &[], || {
+        let result = run_first(test, &[], || {
             let usual = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
                 usual(panic);
@@ -143,11 +219,6 @@ fn die_with_parent() {
     if let Err(e) = rustix::process::set_parent_process_death_signal(signal) {
         eprintln!("this child may outlive the test it belongs to: {e}");
     }
-}
-
-fn execute(test: &str, env: &[(&str, &str)]) -> io::Result<ChildResult> {
-    let env = [env, &[(BODY_VARIABLE, test)]].concat();
-    run_harness(&[test, "--exact", "--nocapture", "--include-ignored"], &env)
 }
 
 /// Runs this test program once more, one test after the other.

@@ -1,6 +1,7 @@
 //! Page checks, leak accounting, skips, children and zram swap.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::channel;
 use tenure_testkit::leak::LeakCheck;
@@ -208,6 +209,33 @@ fn a_child_that_panics_fails_the_test_with_its_words() {
         std::panic::catch_unwind(|| in_child(this_test!(), &[], || panic!("words of the child")));
     let text = result.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
     assert!(text.contains("words of the child"), "{text}");
+}
+
+#[test]
+fn each_child_runs_the_body_of_its_own_turn() {
+    let ran = std::env::temp_dir().join(format!("tenure-turns-{}", std::process::id()));
+    let ran = std::env::var_os("TURNS").map_or(ran, Into::into);
+    let env = [("TURNS", ran.to_str().unwrap())];
+    let note = |what: String| {
+        let mut file = File::options().append(true).create(true).open(&ran).unwrap();
+        file.write_all(what.as_bytes()).unwrap();
+    };
+    for turn in 0..3 {
+        let _ = run_child(this_test!(), &[], || ());
+        in_child(this_test!(), &env, || note(turn.to_string()));
+    }
+    in_child(this_test!(), &env, || note("another".into()));
+    let text = std::fs::read_to_string(&ran).unwrap();
+    std::fs::remove_file(&ran).unwrap();
+    assert_eq!(text, "012another");
+}
+
+#[test]
+#[should_panic(expected = "tell it by `env`")]
+fn a_child_that_would_run_another_turns_body_is_refused() {
+    for turn in 0..2 {
+        let _ = run_child(this_test!(), &[], || assert_eq!(turn, 0));
+    }
 }
 
 #[test]
