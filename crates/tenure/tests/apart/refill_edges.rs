@@ -208,6 +208,7 @@ fn without_memory_a_touch_raises_sigbus() {
         // SAFETY: from now on the signal ends the process.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         let buffer = purged(16 * PAGE, Refill::pages(sevens));
+        threads_sleep(PATIENCE);
         let limit = libc::rlimit { rlim_cur: 1, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: plain numbers. Nothing more can be mapped.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);

@@ -218,15 +218,21 @@ pub fn forked(body: impl FnOnce()) -> Ended {
     child_or_parent(pid, body)
 }
 
-/// Waits until tenure's threads have slept for a while, at most so long. When they start, they
-/// allocate, and a raw `clone` at that moment leaves the C library's lock locked in the child
-/// (docs/limits.md).
+/// Waits until tenure's threads, and the one that waits for the test, have slept for a while, at most
+/// so long. When they start, they allocate: a raw `clone` at that moment leaves the C library's lock
+/// locked in the child (docs/limits.md), and one that finds no memory may end the process.
 pub fn threads_sleep(at_most: Duration) {
+    // SAFETY: a plain request.
+    let own = unsafe { libc::gettid() };
+    let runner = Some(std::process::id() as i32).filter(|id| *id != own);
     let switches = || -> Vec<String> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let statuses = tasks
             .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
-        let ours = statuses.filter(|status| status.starts_with("Name:\ttenure-"));
+        let is_runner =
+            |status: &str| runner.is_some_and(|id| status.contains(&format!("\nPid:\t{id}\n")));
+        let ours =
+            statuses.filter(|status| status.starts_with("Name:\ttenure-") || is_runner(status));
         let about = |line: &&str| line.starts_with("State") || line.contains("ctxt_switches");
         ours.map(|status| status.lines().filter(about).collect()).collect()
     };
