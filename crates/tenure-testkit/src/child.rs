@@ -12,12 +12,13 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::panic::Location;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
-/// Which of a test's calls of [`in_child`] has the body that a child is to run; of [`run_child`]:
-/// [`THE_FIRST`].
+/// Which of a test's calls of [`in_child`] and [`undisturbed`] has the body that a child is to run; of
+/// [`run_child`]: [`THE_FIRST`].
 const CALL_VARIABLE: &str = "TENURE_TESTKIT_CALL";
 const THE_FIRST: &str = "run";
 /// Distinguishes a body that ran to its end from a harness that found no such test, which exits
@@ -64,16 +65,18 @@ pub fn test_name(here: &'static str) -> &'static str {
 }
 
 thread_local! {
-    /// Each thread's own: each runs another test. The test that it runs, the number of its calls of
-    /// [`in_child`], and the environments of its calls of [`run_child`].
+    /// Each thread's own: each runs another test.
     static CALLS: RefCell<Calls> = RefCell::default();
 }
 
+/// What a test has called so far.
 #[derive(Default)]
 struct Calls {
     test: String,
-    in_child: u32,
-    environments: Vec<String>,
+    /// The number of its calls of [`in_child`] and [`undisturbed`].
+    turns: u32,
+    /// The environments of its calls of [`run_child`], and where it calls.
+    places: Vec<(String, &'static Location<'static>)>,
 }
 
 /// Runs `act` on what this thread has called for a test so far.
@@ -92,6 +95,20 @@ fn wanted_call(test: &str) -> Option<String> {
     is_for_it.then(|| std::env::var(CALL_VARIABLE).unwrap_or_else(|_| "1".into()))
 }
 
+/// Counts a turn of a test. In a child it runs the body if the child is this turn's, and returns
+/// `None` if it is another's. Otherwise it returns the turn's number, for [`execute_body`].
+fn begin_turn(test: &str, body: impl FnOnce()) -> Option<String> {
+    let number = calls_of(test, |calls| {
+        calls.turns += 1;
+        calls.turns.to_string()
+    });
+    match wanted_call(test) {
+        None => Some(number),
+        Some(wanted) if wanted == number => run_body(test, body),
+        Some(_) => None,
+    }
+}
+
 /// Runs `body` in a process of its own and panics, with its output, unless it finishes.
 ///
 /// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). The child
@@ -101,17 +118,8 @@ fn wanted_call(test: &str) -> Option<String> {
 /// # Panics
 /// If the body panics, dies, or takes longer than ten minutes.
 pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
-    let number = calls_of(test, |calls| {
-        calls.in_child += 1;
-        calls.in_child.to_string()
-    });
-    match wanted_call(test) {
-        Some(wanted) if wanted == number => run_body(test, body),
-        // The child is another call's.
-        Some(_) => return,
-        None => {}
-    }
-    let result = execute_body(test, &number, env);
+    let Some(turn) = begin_turn(test, body) else { return };
+    let result = execute_body(test, &turn, env);
     assert!(
         result.finished(),
         "the child of {test} ended with {}; it printed:\n{}",
@@ -126,24 +134,21 @@ pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
 ///
 /// # Panics
 /// If the body never started, because no test has that name, if it takes longer than ten minutes, or
-/// if a later call with the same `env` has a body that refers to something, as to its turn.
+/// if a later call with the same `env` may have another body: it stands elsewhere, or refers to
+/// something, as to its turn.
+#[track_caller]
 pub fn run_child<F: FnOnce()>(test: &str, env: &[(&str, &str)], body: F) -> ChildResult {
-    let environment = format!("{env:?}");
-    let is_another = calls_of(test, |calls| match calls.environments.contains(&environment) {
-        true => size_of::<F>() > 0,
-        false => {
-            calls.environments.push(environment);
-            false
-        }
+    let here = (format!("{env:?}"), Location::caller());
+    let may_differ = calls_of(test, |calls| {
+        let before = calls.places.iter().find(|place| place.0 == here.0);
+        let may_differ = before.is_some_and(|before| size_of::<F>() > 0 || before.1 != here.1);
+        calls.places.push(here);
+        may_differ
     });
     assert!(
-        !is_another,
+        !may_differ,
         "the child runs the body of the first call: tell it by `env` what differs"
     );
-    run_first(test, env, body)
-}
-
-fn run_first(test: &str, env: &[(&str, &str)], body: impl FnOnce()) -> ChildResult {
     if wanted_call(test).as_deref() == Some(THE_FIRST) {
         run_body(test, body);
     }
@@ -189,17 +194,19 @@ fn execute_body(test: &str, call: &str, env: &[(&str, &str)]) -> ChildResult {
 pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
     const SAID: &str = "tenure-testkit: memory was short, times: ";
     const RUNS: u32 = 10;
+    let body = || {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            usual(panic);
+            // The last report is counted a moment later.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            eprintln!("{SAID}{}", pressure());
+        }));
+        body();
+    };
+    let Some(turn) = begin_turn(test, body) else { return };
     for _ in 0..RUNS {
-        let result = run_first(test, &[], || {
-            let usual = std::panic::take_hook();
-            std::panic::set_hook(Box::new(move |panic| {
-                usual(panic);
-                // The last report is counted a moment later.
-                std::thread::sleep(std::time::Duration::from_millis(100));
-                eprintln!("{SAID}{}", pressure());
-            }));
-            body();
-        });
+        let result = execute_body(test, &turn, &[]);
         if result.finished() {
             return;
         }

@@ -240,6 +240,13 @@ fn a_child_that_would_run_another_turns_body_is_refused() {
 }
 
 #[test]
+#[should_panic(expected = "tell it by `env`")]
+fn a_child_that_would_run_the_body_of_another_place_is_refused() {
+    let _ = run_child(this_test!(), &[], || ());
+    let _ = run_child(this_test!(), &[], || panic!("nobody runs this"));
+}
+
+#[test]
 fn a_misnamed_child_is_no_success() {
     let result = std::panic::catch_unwind(|| in_child("no_such_test", &[], || ()));
     let text = result.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
