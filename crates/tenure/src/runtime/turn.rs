@@ -113,6 +113,11 @@ impl Drop for Mine<'_> {
     }
 }
 
+/// Returns whether the calling thread has a turn that goes on in children.
+pub(crate) fn any_goes_on() -> bool {
+    !INNERMOST.get().is_null()
+}
+
 /// In a child: the turns of the forking thread continue here.
 pub(super) fn reset_in_child() {
     let mut at = INNERMOST.get();

@@ -109,10 +109,14 @@ pub(crate) fn kept(number: usize) -> &'static AtomicI32 {
     &WORKER.kept[number]
 }
 
-/// Returns whether the thread holds copies of the [kept](fn@kept) descriptors in a table of its
-/// own.
+/// Returns whether the thread has a table of its own, with copies of [kept](fn@kept) descriptors.
 pub(crate) fn is_guarded() -> bool {
     WORKER.guarded.load(Ordering::Acquire)
+}
+
+/// In a child: returns whether its parent's thread had one. The child has no such thread.
+pub(crate) fn was_guarded() -> bool {
+    WORKER.guarded.swap(false, Ordering::AcqRel)
 }
 
 /// Starts the thread unless it runs, and the thread that hears of pressure, and waits until both do.
@@ -408,7 +412,6 @@ pub(crate) fn reset_in_child() {
     WORKER.changed.reset_in_child();
     WORKER.state.store(NONE, Ordering::Release);
     WORKER.stop.store(0, Ordering::Release);
-    WORKER.guarded.store(false, Ordering::Release);
     WORKER.thread.store(0, Ordering::Release);
     listener::reset_in_child();
     job::reset_in_child();

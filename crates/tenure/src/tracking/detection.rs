@@ -272,7 +272,7 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
         && worker::is_guarded()
         && !worker::is_worker()
         && by_userfaultfd()
-        && KINDS.iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
+        && any_is_closed()
 }
 
 /// Returns a number that differs between processes, and changes when a process opens new
@@ -284,8 +284,11 @@ pub(crate) fn epoch() -> u64 {
 /// Returns whether purges may have gone unnoticed: a descriptor was closed while the background
 /// thread held no copy (in a child, between the fork and its first use of tenure).
 pub(crate) fn is_lost() -> bool {
-    let is_closed = |kind: &Kind| !uffd::is_userfaultfd(raw(*kind));
-    by_userfaultfd() && !worker::is_guarded() && KINDS.iter().any(is_closed)
+    by_userfaultfd() && !worker::is_guarded() && any_is_closed()
+}
+
+fn any_is_closed() -> bool {
+    KINDS.iter().any(|kind| !uffd::is_userfaultfd(raw(*kind)))
 }
 
 /// In a child: forgets descriptors that act on the parent's memory.
@@ -408,11 +411,14 @@ fn one_at_a_time(act: impl FnOnce()) {
     DECISION.changed.ring();
 }
 
-/// In a child, which does not have the parent's thread that was deciding.
-pub(super) fn reset_in_child() {
+/// In a child, which does not have its parent's threads. Returns whether the parent had
+/// [lost](is_lost) its descriptors: then touches may have made zeros of purged pages.
+pub(super) fn reset_in_child() -> bool {
+    let was_guarded = worker::was_guarded();
     let mode = &DECISION.mode;
     let _ = mode.compare_exchange(DECIDING, UNDECIDED, Ordering::AcqRel, Ordering::Acquire);
     REPLACEMENT.under_way.store(false, Ordering::Release);
     REPLACEMENT.giving_up.store(false, Ordering::Release);
     DECISION.changed.reset_in_child();
+    by_userfaultfd() && !was_guarded && any_is_closed()
 }

@@ -8,6 +8,7 @@ use super::state::{flag, Claim, RangeId, Tracked, Word};
 use super::{backpressure, detection, unmade, TRACKING};
 use crate::os::{advise, maps, uffd};
 use crate::range::PageRange;
+use crate::runtime::turn;
 use detection::Kind;
 use std::sync::atomic::Ordering;
 
@@ -140,7 +141,8 @@ pub(super) fn reset(missed: bool) {
     TRACKING.claims.gate.open();
     backpressure::reset_in_child();
     let watching = detection::by_userfaultfd();
-    detection::reset_in_child();
+    // Before now touches may have made zeros of purged pages, also of those that this child watches.
+    let unseen = detection::reset_in_child() || missed;
     with_map(forget_what_was_not_inherited);
     if !watching {
         // A thread of the parent's may have opened descriptors and not published them yet.
@@ -166,13 +168,14 @@ pub(super) fn reset(missed: bool) {
             tracked.suspect();
             return;
         }
-        // Lost pages that a pin of the parent's was making: the next pin of this child watches them.
-        let is_being_made = missed && !offered && word.pins() > 0;
+        let unseen = unseen || !offered && !tracked.is(flag::WHOLLY_WATCHED);
+        // This thread goes on making it, and has put some of its pages in place. It writes the others
+        // in place, too, and the next pin watches what is lost then.
+        let is_being_made = unseen && !offered && word.pins() > 0 && turn::any_goes_on();
         let watches = reopened && fd >= 0 && !is_being_made;
         let mut registered = watches && uffd::register(watcher, tracked.range()).is_ok();
-        // A child whose handlers did not run may have touched pages before now: each is zeros, where
-        // the lost page is to be missing until its owner makes it.
-        if registered && missed && !offered && !discard_touched(id, tracked) {
+        // A lost page is to be missing until its owner makes it.
+        if registered && unseen && !offered && !discard_touched(id, tracked) {
             let _ = uffd::unregister(watcher, tracked.range());
             registered = false;
         }
@@ -180,8 +183,7 @@ pub(super) fn reset(missed: bool) {
             true => tracked.watched_again(),
             false => tracked.not_watched(),
         }
-        // Such a child may have read a purged page as zeros, too.
-        if offered && (!registered || missed) {
+        if offered && (!registered || unseen) {
             tracked.suspect();
         }
     });

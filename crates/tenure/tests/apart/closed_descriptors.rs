@@ -476,6 +476,57 @@ fn the_end_of_the_background_thread_hides_no_purge() {
     }
 }
 
+/// A child that closes all descriptors before its first call reads zeros (docs/limits.md). It forks before
+/// that call: its pins tell of the loss, and so do those of its own child.
+#[test]
+fn a_child_of_a_child_hears_of_what_was_gone_before_its_time() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        let object = |refill: Option<Refill>| {
+            let builder = Volatile::builder(4 * PAGE);
+            let builder = match refill {
+                Some(refill) => builder.refill(refill),
+                None => builder,
+            };
+            let mut object = builder.build().unwrap();
+            object.pin_mut().unwrap().fill(7);
+            assert!(waited(|| object.purge_now().unwrap() == 4 * PAGE));
+            object
+        };
+        let plain = object(None);
+        let refilled = object(Some(Refill::pages(|_, bytes: &mut [u8]| {
+            bytes.fill(7);
+            Ok(())
+        })));
+        let mut map = filled(4);
+        // SAFETY: the test's own pages.
+        unsafe {
+            volatile::mark(map.as_mut_ptr(), map.len()).unwrap();
+            assert!(purge(map.as_mut_ptr(), map.len()));
+        }
+        let pins = || {
+            assert_eq!(plain.pin().unwrap().outcome(), Outcome::Purged);
+            assert!(refilled.pin().unwrap().iter().all(|byte| *byte == 7));
+            // SAFETY: this child's copy of the test's pages.
+            let outcome = unsafe { volatile::unmark(map.as_ptr().cast_mut(), map.len()) };
+            assert_eq!(outcome.unwrap(), Outcome::Purged);
+        };
+        let closes = || {
+            close_everything();
+            for at in [plain.as_ptr(), refilled.as_ptr(), map.as_ptr().cast_mut()] {
+                // SAFETY: mapped, and watched no more.
+                (0..4)
+                    .for_each(|page| assert_eq!(unsafe { at.add(page * PAGE).read_volatile() }, 0));
+            }
+            assert_eq!(forked(pins), Ended::Well);
+            assert_eq!(raw_forked(pins), Ended::Well);
+            pins();
+        };
+        assert_eq!(forked(closes), Ended::Well);
+        pins();
+    });
+}
+
 /// A thread closes all numbers and opens a file of its own, again and again, while another one uses
 /// tenure for the first time. tenure asks whether a number is still its own before it closes it. The
 /// thread may take the number between the two calls: that was seen in 1 of 3,100 children. By the

@@ -126,16 +126,26 @@ fn a_touch_before_the_first_call_hides_no_purge_of_an_object() {
     });
 }
 
-/// Touches each page, and pins: the pages are made again, though the touches have made zeros.
-fn touches_and_pins(object: &Volatile) -> Ended {
-    raw_forked(|| {
-        for page in 0..16 {
-            // SAFETY: mapped, and not watched in this child.
-            assert_eq!(unsafe { object.as_ptr().add(page * PAGE).read_volatile() }, 0);
-        }
-        let pinned = object.pin().unwrap();
-        assert!(pinned.iter().all(|byte| *byte == 7));
-    })
+/// Touches each page, and pins: the pages are made again, though the touches have made zeros. So they
+/// are in its child.
+fn touches_and_pins(object: &Volatile) {
+    // SAFETY: mapped, and not watched in this child.
+    let touch = |page: usize| unsafe { object.as_ptr().add(page * PAGE).read_volatile() };
+    (0..16).for_each(|page| assert_eq!(touch(page), 0));
+    let sevens = || assert!(object.pin().unwrap().iter().all(|byte| *byte == 7));
+    assert_eq!(forked(sevens), Ended::Well);
+    sevens();
+}
+
+/// From its first call on a child watches what it touches.
+fn touches_after_a_call(object: &Volatile) {
+    // SAFETY: the default handler ends the process. The page is mapped.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        assert_eq!(object.as_ptr().read_volatile(), 0);
+        drop(Volatile::new(PAGE).unwrap());
+        object.as_ptr().read_volatile();
+    }
 }
 
 /// The parent has lost them, and their refill has failed, or a thread of the parent's is at it.
@@ -168,14 +178,16 @@ fn a_touch_before_the_first_call_makes_no_lost_page() {
         assert!(waited(|| object.purge_now().unwrap() == 16 * PAGE));
         assert!(object.pin().is_err());
         fails.store(false, Ordering::Relaxed);
-        assert_eq!(touches_and_pins(&object), Ended::Well);
+        assert_eq!(raw_forked(|| touches_and_pins(&object)), Ended::Well);
+        assert_eq!(raw_forked(|| touches_after_a_call(&object)), Ended::Signal(libc::SIGBUS));
         waits.store(true, Ordering::Relaxed);
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(object.pin().unwrap().iter().all(|byte| *byte == 7)));
             in_refill.wait();
-            let ended = touches_and_pins(&object);
+            let pins = raw_forked(|| touches_and_pins(&object));
+            let touches = raw_forked(|| touches_after_a_call(&object));
             over.wait();
-            assert_eq!(ended, Ended::Well);
+            assert_eq!((pins, touches), (Ended::Well, Ended::Signal(libc::SIGBUS)));
         });
     });
 }
