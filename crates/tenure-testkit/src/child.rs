@@ -8,13 +8,15 @@ use crate::Unavailable;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::panic::Location;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
 /// Which of a test's calls of [`in_child`] and [`undisturbed`] has the body that a child is to run; of
@@ -64,29 +66,28 @@ pub fn test_name(here: &'static str) -> &'static str {
     path.strip_suffix("::here").unwrap_or(path)
 }
 
-thread_local! {
-    /// Each thread's own: each runs another test.
-    static CALLS: RefCell<Calls> = RefCell::default();
-}
+/// For the whole process: by the name of the test, whose threads count together.
+static CALLS: Mutex<BTreeMap<String, Calls>> = Mutex::new(BTreeMap::new());
+/// For the whole process: this is a child, and runs a body.
+static IN_BODY: AtomicBool = AtomicBool::new(false);
 
 /// What a test has called so far.
 #[derive(Default)]
 struct Calls {
-    test: String,
     /// The number of its calls of [`in_child`] and [`undisturbed`].
     turns: u32,
     /// The environments of its calls of [`run_child`], and where it calls.
     places: Vec<(String, &'static Location<'static>)>,
 }
 
-/// Runs `act` on what this thread has called for a test so far.
+/// Runs `act` on what a test has called so far.
+///
+/// # Panics
+/// In a body: its child would run the same body.
 fn calls_of<R>(test: &str, act: impl FnOnce(&mut Calls) -> R) -> R {
-    CALLS.with_borrow_mut(|calls| {
-        if calls.test != test {
-            *calls = Calls { test: test.into(), ..Calls::default() };
-        }
-        act(calls)
-    })
+    assert!(!IN_BODY.load(Ordering::Relaxed), "the body of {test} asks for a child");
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    act(calls.entry(test.into()).or_default())
 }
 
 /// In a child for this test: the call whose body it is to run.
@@ -160,6 +161,7 @@ fn begin(test: &str) -> String {
 }
 
 fn run_body(test: &str, body: impl FnOnce()) -> ! {
+    IN_BODY.store(true, Ordering::Relaxed);
     die_with_parent();
     // Written straight to the descriptor, so that it is there however the body dies.
     let _ = io::stdout().write_all(begin(test).as_bytes()).and_then(|()| io::stdout().flush());

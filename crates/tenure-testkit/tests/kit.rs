@@ -225,7 +225,8 @@ fn each_child_runs_the_body_of_its_own_turn() {
         let _ = run_child(this_test!(), &[], || ());
         in_child(this_test!(), &env, || note(turn.to_string()));
     }
-    in_child(this_test!(), &env, || note("another".into()));
+    let another = || in_child(this_test!(), &env, || note("another".into()));
+    std::thread::scope(|scope| _ = scope.spawn(another));
     let text = std::fs::read_to_string(&ran).unwrap();
     std::fs::remove_file(&ran).unwrap();
     assert_eq!(text, "012another");
@@ -244,6 +245,12 @@ fn a_child_that_would_run_another_turns_body_is_refused() {
 fn a_child_that_would_run_the_body_of_another_place_is_refused() {
     let _ = run_child(this_test!(), &[], || ());
     let _ = run_child(this_test!(), &[], || panic!("nobody runs this"));
+}
+
+#[test]
+#[should_panic(expected = "asks for a child")]
+fn a_body_that_asks_for_a_child_fails() {
+    in_child(this_test!(), &[], || in_child(this_test!(), &[], || ()));
 }
 
 #[test]

@@ -235,9 +235,12 @@ fn at_the_bound_on_mappings_a_populate_ends() {
         let (begin, begun) = std::sync::mpsc::channel();
         let (send, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
+            // It has started: it has mapped its signal stack.
+            send.send(true).unwrap();
             begun.recv().unwrap();
             send.send(fill(first + 6 * MIB).is_ok())
         });
+        assert!(ended.recv().unwrap());
         // SAFETY: the page is inside the filler, which nothing reads or writes.
         let cut = |at| unsafe { libc::mprotect(at as *mut _, PAGE, libc::PROT_READ) } == 0;
         assert!((0..2 * most).step_by(2).any(|page| !cut(filler.page(page))));
