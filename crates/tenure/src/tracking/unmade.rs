@@ -43,6 +43,6 @@ pub(super) fn discard_all(claim: &mut Claim) -> Result<(), Errno> {
 pub(super) fn discard(lost: &[PageRange]) -> Result<(), Errno> {
     // SAFETY: lost pages have no contents until their owner has made them. The owner does so with a
     // pin, and takes the range's claim before that. The caller has the claim, and is the owner's
-    // thread or has seen no pin.
+    // thread, or has seen no pin, or runs in a child that does not have the thread that made them.
     lost.iter().try_for_each(|extent| unsafe { advise::drop_pages_though_locked(*extent) })
 }
