@@ -9,7 +9,7 @@ use std::time::Instant;
 use tenure_testkit::sweep;
 
 /// Interleavings of a short sweep.
-const MOST: usize = 10_000;
+const MOST: usize = 5_000;
 
 /// The bound of a model that takes long: one lower unless the sweeps run in full.
 pub(crate) fn long(preemptions: usize) -> usize {

@@ -33,9 +33,10 @@ static void until_refused(int mapped) {
 static void touched_and_dropped(void) {
     /* More than the limit in total: each mapping must be torn down before the next needs its
      * memory. */
+    size_t step = sweep(8, 1) * 4096;
     for (int n = sweep(2, 3); n > 0; n--) {
         char *at = map(600 * MIB);
-        for (size_t byte = 0; byte < 600 * MIB; byte += 4096)
+        for (size_t byte = 0; byte < 600 * MIB; byte += step)
             at[byte] = 1;
         CHECK(munmap(at, 600 * MIB) == 0);
     }

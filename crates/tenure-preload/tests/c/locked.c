@@ -16,7 +16,7 @@ static void warm_up(void) {
 static void unmapped(void) {
     size_t len = 60000000 / 4096 * 4096;
     warm_up();
-    for (int n = 0; n < 12; n++) {
+    for (int n = 0; n < sweep(4, 12); n++) {
         char *at;
         if (n % 2) {
             at = mmap(NULL, len, RW, ANON | MAP_LOCKED, -1, 0);

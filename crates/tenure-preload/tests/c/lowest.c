@@ -39,7 +39,7 @@ int main(void) {
     CHECK(pthread_create(&thread, NULL, waits, NULL) == 0);
     allocate();
     opens_for(100, lowest);
-    for (int n = 0; n < sweep(50, 400); n++) {
+    for (int n = 0; n < sweep(20, 400); n++) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {

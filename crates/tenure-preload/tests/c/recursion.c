@@ -64,7 +64,7 @@ int main(int count, char **arguments) {
             CHECK(munmap(at, len) == 0 && errno == 55);
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (now.tv_sec < start.tv_sec + 2 || handled < 100);
+    } while (now.tv_sec < start.tv_sec + sweep(1, 2) || handled < 100);
     /* The loader enlarges its tables of thread-local storage, and calls malloc for that. */
     for (int n = 1; n < count; n++) {
         void *library = dlopen(arguments[n], RTLD_NOW);

@@ -54,7 +54,7 @@ static void child(void) {
 }
 
 int main(void) {
-    for (int n = 0; n < 16; n++) {
+    for (int n = 0; n < sweep(6, 16); n++) {
         int status;
         pid_t pid = fork();
         if (pid == 0)

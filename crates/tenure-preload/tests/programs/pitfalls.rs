@@ -216,8 +216,10 @@ fn recursion() {
     for copy in &libraries[1..] {
         std::fs::copy(&libraries[0], copy).expect("there is room");
     }
-    for beneath in std::iter::once(None).chain(allocators().into_iter().map(Some)) {
-        let mut command = program.under(ALL, beneath.as_deref());
+    let allocators = allocators();
+    let over = program.some_of(&allocators).iter().map(|allocator| Some(allocator.as_path()));
+    for beneath in std::iter::once(None).chain(over) {
+        let mut command = program.under(ALL, beneath);
         let output = done(&format!("recursion over {beneath:?}"), command.args(&libraries));
         assert_eq!(output.stdout, b"not recursed\n", "{}", text(&output));
     }
@@ -330,7 +332,7 @@ fn unusual_starts() {
         }
         _ => skip!("no setarch, or it is refused"),
     }
-    for allocator in allocators() {
+    for allocator in program.some_of(&allocators()) {
         let mut command = program.under(ALL, None);
         let list = format!("{}:{}", allocator.display(), kit::library().display());
         command.env("LD_PRELOAD", list);
@@ -426,7 +428,7 @@ fn calls_take_little_of_the_stack() {
     // 2.8 KiB. It was 3.9 KiB while the functions that read `/proc` were inlined.
     let most = 3500;
     let program = program!("stack.c");
-    for options in kit::SETS {
+    for options in program.some_of(&kit::SETS[..4]).iter().chain(&kit::SETS[4..]) {
         let output = kit::done("stack.c", &mut program.under(options, None));
         let taken: usize =
             String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");

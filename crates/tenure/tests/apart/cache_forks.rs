@@ -39,7 +39,7 @@ fn end_child(cache: &Cache<u64>) {
 
 /// Chosen for some hundred forks.
 fn stride_of_inserts() -> u64 {
-    sweep(701, 301)
+    sweep(1409, 301)
 }
 
 fn fork_while_segments_are_opened(raw: bool) {
@@ -72,7 +72,7 @@ fn a_handler_may_fork_past_all_handlers_while_an_insert_opens_a_segment() {
 
 /// A value takes the place of one that was overwritten before it.
 fn fork_while_values_are_overwritten(raw: bool) {
-    stepping::begin(Stepping { each: 0, stride: sweep(61, 17), raw });
+    stepping::begin(Stepping { each: 0, stride: sweep(127, 17), raw });
     never_offer();
     let cache = Cache::<u64>::new().unwrap();
     (0..8).for_each(|key| put(&cache, key, 600));
@@ -100,7 +100,7 @@ fn a_handler_may_fork_past_all_handlers_while_a_value_takes_another_s_place() {
 
 /// Segments were emptied before, so that there is a stack of them.
 fn fork_while_segments_lose_their_last_values(raw: bool) {
-    stepping::begin(Stepping { each: 0, stride: sweep(13, 4), raw });
+    stepping::begin(Stepping { each: 0, stride: sweep(29, 4), raw });
     let cache = Cache::<u64>::builder().ceiling(32 << 20).build().unwrap();
     (0..12).for_each(|key| put(&cache, key, 500_000));
     (0..3).for_each(|key| assert!(cache.remove(&key)));

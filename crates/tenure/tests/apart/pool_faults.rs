@@ -158,7 +158,7 @@ fn a_signal_handler_may_allocate() {
             let mut random = Random(7);
             let mut held: Vec<(NonNull<u8>, usize, u64)> = Vec::new();
             let mut seed = 0;
-            while HANDLED.load(Ordering::Relaxed) < sweep(800, 8_000) {
+            while HANDLED.load(Ordering::Relaxed) < sweep(400, 8_000) {
                 let size = [65_536, 70_000, 300_000, 3 << 20][random.below(4)];
                 seed += 1;
                 let p = take(size);
@@ -201,7 +201,7 @@ fn a_signal_handler_may_change_free_runs() {
         pool::prepare().unwrap();
         under_signals(change_free_runs_in_handler, || {
             let mut random = Random(7);
-            while HANDLED.load(Ordering::Relaxed) < sweep(800, 40_000) {
+            while HANDLED.load(Ordering::Relaxed) < sweep(400, 40_000) {
                 let runs = [(); 32].map(|()| take(66_000 << random.below(6)));
                 for run in runs {
                     bytes(run, 1)[0] = 1;
@@ -229,7 +229,7 @@ fn forks_in_the_midst_of_it() {
             }
             let kept = take(5 << 20);
             sign(kept, 5 << 20, 77);
-            for round in 0..sweep(24, 60) {
+            for round in 0..sweep(12, 60) {
                 // SAFETY: the child uses the pool, and ends without unwinding.
                 match unsafe { libc::fork() } {
                     0 => {

@@ -89,7 +89,7 @@ fn many_cycles_leave_nothing() {
         };
         on_threads(100_000);
         let before = settle();
-        let count = sweep(100_000, 1_000_000);
+        let count = sweep(50_000, 1_000_000);
         on_threads(count);
         let after = settle();
         println!("resident, lazily freed, locked, mappings, runs: {before:?}, then {after:?}");
@@ -170,7 +170,7 @@ fn many_cycles_with_retires_leave_nothing() {
         }
         on_threads(50_000);
         let before = settle();
-        let count = sweep(100_000, 1_000_000);
+        let count = sweep(50_000, 1_000_000);
         on_threads(count);
         let after = settle();
         println!("resident, lazily freed, locked, mappings, runs: {before:?}, then {after:?}");

@@ -55,7 +55,7 @@ fn clones_while_ranges_are_joined() {
                 }
             }
         });
-        for clones in rounds(Duration::from_secs(sweep(1, 6)), 50) {
+        for clones in rounds(Duration::from_secs(sweep(1, 6)), sweep(20, 50)) {
             // Until the next join begins, and then for another time in each turn.
             let next = joins.load(Ordering::SeqCst) / 2 * 2 + 3;
             while joins.load(Ordering::SeqCst) < next {

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tenure::shared::{SharedCache, SharedPin, SharedVolatile};
-use tenure_testkit::this_test;
+use tenure_testkit::{sweep, this_test};
 
 /// The children continue with their pins when the parent has made the chunk.
 #[test]
@@ -114,7 +114,7 @@ fn a_handler_may_fork_at_any_instruction_of_a_drop() {
         // SAFETY: only this program has the file.
         let open =
             || unsafe { SharedVolatile::open(kept.as_fd().try_clone_to_owned().unwrap()).unwrap() };
-        for round in 0..60 {
+        for round in 0..sweep(25, 60) {
             drop(kept.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
             let other = open();
             stepping::begin(Stepping { each: 0, stride: 1009, raw: false });
