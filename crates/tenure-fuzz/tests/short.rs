@@ -21,9 +21,8 @@ fn built() -> &'static PathBuf {
 }
 
 fn try_target(name: &str, runs: u32) {
-    // A run of a program takes seconds; `.ci/run` makes the whole sweep.
     let runs_programs = matches!(name, "launcher" | "abi");
-    let runs = sweep(runs, if runs_programs { 6 } else { 20 } * runs).to_string();
+    let runs = sweep(runs, if runs_programs { 8 } else { 20 } * runs).to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-fuzz"));
     command.args([name, "--seconds", "600", "--seed", "1", "--runs", &runs]);
     if runs_programs {
@@ -95,10 +94,10 @@ fn figures_that_lie() {
 
 #[test]
 fn tenure_run_with_any_options_and_environment() {
-    try_target("launcher", 2);
+    try_target("launcher", 6);
 }
 
 #[test]
 fn c_calls_in_random_order() {
-    try_target("abi", 1);
+    try_target("abi", 3);
 }

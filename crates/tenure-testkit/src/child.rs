@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 const BODY_VARIABLE: &str = "TENURE_TESTKIT_BODY";
-/// Which of a test's calls of [`in_child`] and [`undisturbed`] has the body that a child is to run; of
-/// [`run_child`]: [`THE_FIRST`].
+/// Which of a test's calls of [`in_child`] and [`undisturbed`] has the body that a child is to run, and
+/// where it stands (`2 at tests/freed.rs:142:5`; by hand `2` will do); of [`run_child`]: [`THE_FIRST`].
 const CALL_VARIABLE: &str = "TENURE_TESTKIT_CALL";
 const THE_FIRST: &str = "run";
 /// Distinguishes a body that ran to its end from a harness that found no such test, which exits
@@ -97,27 +97,38 @@ fn wanted_call(test: &str) -> Option<String> {
 }
 
 /// Counts a turn of a test. In a child it runs the body if the child is this turn's, and returns
-/// `None` if it is another's. Otherwise it returns the turn's number, for [`execute_body`].
+/// `None` if it is another's. Otherwise it returns the turn, for [`execute_body`].
+///
+/// # Panics
+/// If the child counts otherwise than its parent: its turn of this number stands elsewhere.
+#[track_caller]
 fn begin_turn(test: &str, body: impl FnOnce()) -> Option<String> {
     let number = calls_of(test, |calls| {
         calls.turns += 1;
         calls.turns.to_string()
     });
-    match wanted_call(test) {
-        None => Some(number),
-        Some(wanted) if wanted == number => run_body(test, body),
-        Some(_) => None,
+    let turn = format!("{number} at {}", Location::caller());
+    let Some(wanted) = wanted_call(test) else { return Some(turn) };
+    if wanted == turn || wanted == number {
+        run_body(test, body);
     }
+    let is_its_number = wanted.split(' ').next() == Some(&number);
+    assert!(
+        !is_its_number,
+        "turn {turn} is, in the parent, {wanted}: the same calls in each process"
+    );
+    None
 }
 
 /// Runs `body` in a process of its own and panics, with its output, unless it finishes.
 ///
 /// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). The child
 /// runs the test up to this call, and does not return from it. The test may call this in a loop:
-/// each child runs the body of its own turn.
+/// each child runs the body of its own turn. A test's calls follow one another.
 ///
 /// # Panics
-/// If the body panics, dies, or takes longer than ten minutes.
+/// If the body panics, dies, or takes longer than ten minutes; or if the test makes other calls in a child.
+#[track_caller]
 pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     let Some(turn) = begin_turn(test, body) else { return };
     let result = execute_body(test, &turn, env);
@@ -193,6 +204,7 @@ fn execute_body(test: &str, call: &str, env: &[(&str, &str)]) -> ChildResult {
 ///
 /// # Panics
 /// If the body fails without pressure, and in the cases of [`in_child`].
+#[track_caller]
 pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
     const SAID: &str = "tenure-testkit: memory was short, times: ";
     const RUNS: u32 = 10;
@@ -219,7 +231,12 @@ pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
             "the child of {test} ended with {status}:\n{output}"
         );
     }
-    skip!("memory was short on this machine in each of {RUNS} runs");
+    // The crate's name, as `skip!` has it: of the program, without what cargo adds to it.
+    let program = own_program().unwrap_or_default();
+    let name = program.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = name.rsplit_once('-').map_or(name, |(name, _)| name);
+    let reason = format!("memory was short on this machine in each of {RUNS} runs");
+    skip::record(&format!("{name}::{test}"), &reason);
 }
 
 /// Has the kernel kill this process when the thread that waits for it is gone.

@@ -248,6 +248,15 @@ fn a_child_that_would_run_the_body_of_another_place_is_refused() {
 }
 
 #[test]
+#[should_panic(expected = "the same calls in each process")]
+fn a_child_that_counts_otherwise_is_refused() {
+    if std::env::var_os("ONE").is_none() {
+        in_child(this_test!(), &[("ONE", "1")], || panic!("nobody runs this"));
+    }
+    in_child(this_test!(), &[], || ());
+}
+
+#[test]
 #[should_panic(expected = "asks for a child")]
 fn a_body_that_asks_for_a_child_fails() {
     in_child(this_test!(), &[], || in_child(this_test!(), &[], || ()));

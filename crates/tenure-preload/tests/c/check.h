@@ -72,6 +72,12 @@ OPTIMIZED static inline int is_filled(const void *at, size_t len, uint64_t owner
     return 1;
 }
 
+static inline long ms_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* How many rounds a long sweep has: SWEEPS tells whether all sweeps are whole. */
 static inline int sweep(int brief, int whole) {
     const char *sweeps = getenv("SWEEPS");

@@ -17,12 +17,6 @@ static void *waits(void *unused) {
     return unused;
 }
 
-static long ms_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void opens_for(long ms, int lowest) {
     for (long end = ms_now() + ms; ms_now() < end;)
         for (int n = 0; n < 20; n++) {

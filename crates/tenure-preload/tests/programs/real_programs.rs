@@ -5,7 +5,7 @@ use crate::kit::{done, preload, ALL};
 use std::path::Path;
 use std::process::Command;
 use tenure_testkit::build::text;
-use tenure_testkit::skip;
+use tenure_testkit::{skip, sweep};
 
 fn is_there(program: &str) -> bool {
     Command::new("sh")
@@ -158,7 +158,8 @@ fn a_compiler_of_c_plus_plus() {
     needs!("g++");
     let dir = tempfile::tempdir().expect("a directory");
     let source = bench_script("heavy.cpp");
-    let compile = format!("g++ -std=c++17 -DDEPTH=3 -O1 -c {source} -o a.o && cksum < a.o");
+    let depth = sweep(3, 4);
+    let compile = format!("g++ -std=c++17 -DDEPTH={depth} -O1 -c {source} -o a.o && cksum < a.o");
     same("g++", &compile, dir.path());
 }
 
@@ -178,13 +179,15 @@ fn a_compiler() {
     needs!("cc");
     let dir = tempfile::tempdir().expect("a directory");
     let mut source = String::from("#include <stdio.h>\n");
-    for n in 0..800 {
+    let functions = sweep(800, 1500);
+    for n in 0..functions {
         source += &format!(
             "int f{n}(int a) {{ return a * {n} + (a % 7 ? f{}(a - 1) : 3); }}\n",
             n.max(1) - 1
         );
     }
-    source += "int main(void) { printf(\"%d\\n\", f799(50) != 0); return 0; }\n";
+    let last = functions - 1;
+    source += &format!("int main(void) {{ printf(\"%d\\n\", f{last}(50) != 0); return 0; }}\n");
     std::fs::write(dir.path().join("big.c"), source).expect("it is written");
     same("cc", "cc -w -O1 -c big.c -o big.o && cksum < big.o", dir.path());
 }
@@ -217,9 +220,12 @@ fn redis() {
 fn stress() {
     needs!("stress-ng");
     let dir = tempfile::tempdir().expect("a directory");
-    let script = "stress-ng --malloc 1 --mmap 1 --mmap-bytes 64M --fork 1 --munmap 1 --mremap 1 --mremap-bytes 32M \
-        --madvise 1 --vm 1 --vm-bytes 64M --verify -t 2 >log 2>&1; echo $?; grep -c 'successful run' log";
-    same("stress-ng", script, dir.path());
+    let seconds = sweep(2, 3);
+    let script = format!(
+        "stress-ng --malloc 1 --mmap 1 --mmap-bytes 64M --fork 1 --munmap 1 --mremap 1 --mremap-bytes 32M \
+        --madvise 1 --vm 1 --vm-bytes 64M --verify -t {seconds} >log 2>&1; echo $?; grep -c 'successful run' log"
+    );
+    same("stress-ng", &script, dir.path());
 }
 
 #[test]

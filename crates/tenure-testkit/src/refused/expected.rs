@@ -26,8 +26,16 @@ pub struct Line {
 }
 
 /// The list.
-#[derive(Debug, Default)]
-pub struct List(Vec<Line>);
+#[derive(Debug)]
+pub struct List {
+    lines: Vec<Line>,
+    /// Whether this user may open /dev/userfaultfd, which no list of system calls refuses. It is
+    /// root's, and there since Linux 6.1.
+    has_device: bool,
+}
+
+/// Ends the name of a profile whose line holds only without /dev/userfaultfd.
+const NO_DEVICE: &str = ":no-device";
 
 impl List {
     /// The list of this crate.
@@ -35,31 +43,34 @@ impl List {
     /// # Panics
     /// If a line does not have the form that the file's beginning describes.
     pub fn own() -> List {
-        List::parse(include_str!("../../refused.txt")).expect("refused.txt is as it says")
+        let has_device = std::fs::File::open("/dev/userfaultfd").is_ok();
+        List::parse(include_str!("../../refused.txt"), has_device).expect("it is as it says")
     }
 
     /// `PROFILES skips|out TEST: REASON`, one a line; `#` begins a remark.
     ///
     /// # Errors
     /// A line does not have this form.
-    pub fn parse(text: &str) -> Result<List, String> {
+    pub fn parse(text: &str, has_device: bool) -> Result<List, String> {
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        lines
-            .map(|line| parse(line).ok_or_else(|| line.to_owned()))
-            .collect::<Result<_, _>>()
-            .map(List)
+        let lines = lines.map(|line| parse(line).ok_or_else(|| line.to_owned()));
+        Ok(List { lines: lines.collect::<Result<_, _>>()?, has_device })
     }
 
     /// The lines of a profile.
     pub fn of<'a>(&'a self, profile: &'a str) -> impl Iterator<Item = &'a Line> {
-        let is_its = move |line: &&Line| line.profiles.iter().any(|name| name == profile);
-        self.0.iter().filter(is_its)
+        let is_its = move |name: &String| match name.strip_suffix(NO_DEVICE) {
+            Some(name) => name == profile && !self.has_device,
+            None => name == profile,
+        };
+        self.lines.iter().filter(move |line| line.profiles.iter().any(is_its))
     }
 
     /// Names of profiles that the list mentions.
     pub fn profiles(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().flat_map(|line| line.profiles.iter().map(String::as_str))
+        let names = self.lines.iter().flat_map(|line| line.profiles.iter());
+        names.map(|name| name.strip_suffix(NO_DEVICE).unwrap_or(name))
     }
 }
 
@@ -107,14 +118,24 @@ mod tests {
     fn lines_are_read_and_others_refused() {
         let text =
             "# a remark\n\na,b skips touch::one::two: no reason\na out lock::*: another: one\n";
-        let list = List::parse(text).unwrap();
+        let list = List::parse(text, true).unwrap();
         let lines: Vec<String> = list.of("a").map(Line::to_string).collect();
         assert_eq!(lines, ["a,b skips touch::one::two: no reason", "a out lock::*: another: one"]);
         assert_eq!(list.of("b").count(), 1);
         assert!(list.of("a").nth(1).unwrap().is_about("lock::any"));
         assert!(!list.of("a").next().unwrap().is_about("touch::one"));
         for wrong in ["a skips test", "a jumps test: why", "a skips test: "] {
-            assert!(List::parse(wrong).is_err(), "{wrong}");
+            assert!(List::parse(wrong, true).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn some_lines_hold_only_without_the_device() {
+        let text = "a:no-device,b skips touch::one: the system call";
+        for (has_device, of_a) in [(true, 0), (false, 1)] {
+            let list = List::parse(text, has_device).unwrap();
+            assert_eq!((list.of("a").count(), list.of("b").count()), (of_a, 1));
+            assert!(list.profiles().eq(["a", "b"]));
         }
     }
 

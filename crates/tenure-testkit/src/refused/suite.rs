@@ -245,9 +245,9 @@ mod tests {
     fn surprises_are_found() {
         let plain = outcomes("lock", &PRINTED.replace("FAILED", "ok"), "");
         let refused = outcomes("lock", PRINTED, "lock::three: no moon\n");
-        let list =
-            List::parse("docker skips lock::a::one: it does not\ndocker out lock::five: gone\n");
-        let verdict = judge(profile("docker").unwrap(), &refused, &plain, &list.unwrap());
+        let list = |text| List::parse(text, true).unwrap();
+        let docker = list("docker skips lock::a::one: it does not\ndocker out lock::five: gone\n");
+        let verdict = judge(profile("docker").unwrap(), &refused, &plain, &docker);
         assert_eq!((verdict.passed, verdict.skipped), (1, 0));
         let surprises = verdict.surprises.join("\n");
         for surprise in
@@ -255,8 +255,8 @@ mod tests {
         {
             assert!(surprises.contains(surprise), "{surprises}");
         }
-        let list = List::parse("gvisor skips lock::three: no moon\ngvisor out lock::four: gone\n");
-        let verdict = judge(profile("gvisor").unwrap(), &refused, &plain, &list.unwrap());
+        let gvisor = list("gvisor skips lock::three: no moon\ngvisor out lock::four: gone\n");
+        let verdict = judge(profile("gvisor").unwrap(), &refused, &plain, &gvisor);
         assert_eq!((verdict.skipped, verdict.unsupported, verdict.left_out), (1, 1, 1));
         // A test that is left out does not run.
         assert_eq!(verdict.surprises.len(), 1);

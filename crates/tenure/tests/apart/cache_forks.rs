@@ -37,7 +37,7 @@ fn end_child(cache: &Cache<u64>) {
     }
 }
 
-/// Chosen for some hundred forks.
+/// Chosen for a hundred forks, or some hundred in a whole sweep.
 fn stride_of_inserts() -> u64 {
     sweep(1409, 301)
 }

@@ -20,7 +20,7 @@ fn check(bytes: &[u8], outcome: Outcome, pages: std::ops::Range<usize>) {
 }
 
 fn fork_at_instructions(raw: bool) {
-    stepping::begin(Stepping { each: if raw { 0 } else { 1000 }, stride: sweep(2411, 401), raw });
+    stepping::begin(Stepping { each: if raw { 0 } else { 1000 }, stride: sweep(1201, 401), raw });
     let mut map = filled(8);
     let (at, len) = (map.as_mut_ptr(), map.len());
     // SAFETY: this test's own memory.
@@ -166,13 +166,13 @@ fn fork_while_ranges_change(raw: bool, stride: u64) {
 #[test]
 fn a_handler_may_fork_at_any_instruction_of_a_change_of_the_ranges() {
     needs_userfaultfd!();
-    promised(this_test!(), || fork_while_ranges_change(false, sweep(613, 101)));
+    promised(this_test!(), || fork_while_ranges_change(false, sweep(199, 101)));
 }
 
 #[test]
 fn a_handler_may_fork_past_all_handlers_at_any_instruction_of_a_change_of_the_ranges() {
     needs_userfaultfd!();
-    promised(this_test!(), || fork_while_ranges_change(true, sweep(613, 101)));
+    promised(this_test!(), || fork_while_ranges_change(true, sweep(199, 101)));
 }
 
 /// Before 6.11 the code reads the list of all mappings, from a file that it opens for that. A child
@@ -186,7 +186,7 @@ fn a_handler_may_fork_at_any_instruction_while_mappings_are_read() {
     needs_userfaultfd!();
     promised(this_test!(), || {
         or_skip!(without_procmap_query());
-        fork_while_ranges_change(false, sweep(2003, 307));
+        fork_while_ranges_change(false, sweep(1009, 307));
     });
 }
 
@@ -195,7 +195,7 @@ fn a_handler_may_fork_past_all_handlers_at_any_instruction_while_mappings_are_re
     needs_userfaultfd!();
     promised(this_test!(), || {
         or_skip!(without_procmap_query());
-        fork_while_ranges_change(true, sweep(2003, 307));
+        fork_while_ranges_change(true, sweep(1009, 307));
     });
 }
 
@@ -210,7 +210,7 @@ fn a_handler_may_fork_at_any_instruction_of_a_refill() {
         let mut buffer = builder.build().unwrap();
         buffer.pin_mut().unwrap().fill(7);
         assert!(waited(|| buffer.purge_now().unwrap() == 4 * PAGE));
-        stepping::begin(Stepping { each: 0, stride: sweep(313, 53), raw: false });
+        stepping::begin(Stepping { each: 0, stride: sweep(157, 53), raw: false });
         let sevens = || assert!(buffer.pin().unwrap().iter().all(|byte| *byte == 7));
         stepped(sevens);
         if stepping::in_child() {
@@ -240,7 +240,7 @@ fn a_handler_may_fork_at_any_instruction_of_a_build() {
             builder.build().unwrap()
         };
         drop(build());
-        stepping::begin(Stepping { each: 0, stride: sweep(797, 53), raw: false });
+        stepping::begin(Stepping { each: 0, stride: sweep(101, 53), raw: false });
         let mut built = None;
         stepped(|| built = Some(build()));
         if stepping::in_child() {

@@ -90,7 +90,7 @@ fn a_sparse_block_takes_no_memory_of_others() {
         pool::prepare().unwrap();
         let before = rss();
         let mut held = Vec::new();
-        for n in 0..sweep(5, 20) {
+        for n in 0..sweep(6, 20) {
             let p = take(100 * MIB);
             sign(p, 100 * MIB, n);
             give(p);

@@ -173,7 +173,7 @@ fn child_finds_wrong(ranges: Ranges, count: usize, round: usize) -> i32 {
         0 => {
             let seen = Seen::default();
             for range in (round % 16..count).step_by(16) {
-                ranges.check(range, &seen, range % 32 == 0);
+                ranges.check(range, &seen, range % 32 == round % 32);
             }
             let wrong = seen.wrong.load(Ordering::Relaxed);
             // SAFETY: ends the child at once.
@@ -235,7 +235,7 @@ fn a_million_reads_under_pressure_or_ten() {
 fn the_same_without_userfaultfd() {
     drop(or_skip!(MemoryCgroup::create("try", limit())));
     report(run_child(this_test!(), &[("TENURE_DETECT", "words")], || {
-        all_configurations(sweep(15_000, 200_000))
+        all_configurations(sweep(40_000, 200_000))
     }));
 }
 
@@ -243,7 +243,7 @@ fn the_same_without_userfaultfd() {
 fn without(test: &'static str, call: Call, errno: Errno) {
     report(run_child(test, &[], || {
         Filter::new().refuse(call, errno).install_this_thread().unwrap();
-        all_configurations(sweep(10_000, 60_000));
+        all_configurations(sweep(20_000, 60_000));
     }));
 }
 

@@ -114,10 +114,11 @@ fn a_handler_may_fork_at_any_instruction_of_a_drop() {
         // SAFETY: only this program has the file.
         let open =
             || unsafe { SharedVolatile::open(kept.as_fd().try_clone_to_owned().unwrap()).unwrap() };
+        let mut children = 0;
         for round in 0..sweep(25, 60) {
             drop(kept.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
             let other = open();
-            stepping::begin(Stepping { each: 0, stride: 1009, raw: false });
+            stepping::begin(Stepping { each: 0, stride: 307, raw: false });
             stepping::hold_children();
             stepping::stepped(|| drop(other));
             if stepping::in_child() {
@@ -126,10 +127,11 @@ fn a_handler_may_fork_at_any_instruction_of_a_drop() {
             }
             let next = open();
             let pin = next.read(0).unwrap().unwrap();
-            stepping::let_children_go();
+            children += stepping::let_children_go();
             assert_eq!(kept.purge_now(0..1).unwrap(), 0, "from under a pin, round {round}");
             // A dead child's place may stay for a moment.
             assert!(kept.stats().processes >= 2 && pin[100] == 7, "round {round}");
         }
+        assert!(children >= 10, "{children} children in all rounds");
     });
 }

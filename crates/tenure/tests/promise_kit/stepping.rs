@@ -171,6 +171,7 @@ pub fn in_child() -> bool {
 pub fn report() {
     let [steps, forks] = [&STEPS, &FORKS].map(|count| count.load(Ordering::Relaxed));
     println!("{steps} instructions, {forks} forks");
+    assert!(forks >= 5, "hardly any: {forks} forks in {steps} instructions");
 }
 
 /// Raises a trap after each instruction of `act`.

@@ -87,7 +87,7 @@ pub fn as_child() -> Option<ExitCode> {
 }
 
 /// Rounds of the same calls. At least one must leave no more than it found.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 10;
 
 /// Makes the calls twice or more. Memory that is reserved once, for a size or a thread that was not
 /// needed before, is no leak. Memory that stays after each round is one.
