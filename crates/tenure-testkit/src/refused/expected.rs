@@ -44,7 +44,8 @@ impl List {
     /// If a line does not have the form that the file's beginning describes.
     pub fn own() -> List {
         let has_device = std::fs::File::open("/dev/userfaultfd").is_ok();
-        List::parse(include_str!("../../refused.txt"), has_device).expect("it is as it says")
+        List::parse(include_str!("../../refused.txt"), has_device)
+            .expect("refused.txt is as it says")
     }
 
     /// `PROFILES skips|out TEST: REASON`, one a line; `#` begins a remark.

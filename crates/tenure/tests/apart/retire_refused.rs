@@ -6,7 +6,7 @@ use tenure::retire::{self, Way};
 use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
 use tenure_testkit::{in_child, pages, run_child, this_test};
 
-const LEN: usize = 20 * MIB;
+const LEN: usize = 32 * MIB;
 
 /// All kinds that need no rights: in the end their mappings are gone, and the memory is back.
 fn scenario(expected: Option<Way>) {

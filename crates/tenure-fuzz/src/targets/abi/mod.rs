@@ -86,7 +86,8 @@ pub fn as_child() -> Option<ExitCode> {
     })
 }
 
-/// Rounds of the same calls. At least one must leave no more than it found.
+/// Rounds of the same calls. At least one must leave no more than it found. With four rounds an input
+/// of seed 1 failed 6 times of 19: glibc's heap grew in the last one. It had settled by the fifth in 8 of 8.
 const ROUNDS: usize = 10;
 
 /// Makes the calls twice or more. Memory that is reserved once, for a size or a thread that was not
