@@ -124,7 +124,8 @@ fn begin_turn(test: &str, body: impl FnOnce()) -> Option<String> {
 ///
 /// `test` is the calling test as the harness lists it: [`this_test!`](crate::this_test). The child
 /// runs the test up to this call, and does not return from it. The test may call this in a loop:
-/// each child runs the body of its own turn. A test's calls follow one another.
+/// each child runs the body of its own turn. A test's calls follow one another. What a body that
+/// finished has printed is printed here, too (`--nocapture` shows it).
 ///
 /// # Panics
 /// If the body panics, dies, or takes longer than ten minutes; or if the test makes other calls in a child.
@@ -138,6 +139,9 @@ pub fn in_child(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {
         result.status,
         result.output
     );
+    if let Some((_, said)) = result.output.split_once(&begin(test)) {
+        print!("{said}");
+    }
 }
 
 /// Like [`in_child`], but returns how the child ended: for bodies that should die. The child runs
@@ -206,21 +210,30 @@ fn execute_body(test: &str, call: &str, env: &[(&str, &str)]) -> ChildResult {
 /// If the body fails without pressure, and in the cases of [`in_child`].
 #[track_caller]
 pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
+    undisturbed_with(test, &[], pressure, body);
+}
+
+/// [`undisturbed`] with environment variables.
+///
+/// # Panics
+/// As [`undisturbed`].
+#[track_caller]
+pub fn undisturbed_with(test: &str, env: &[(&str, &str)], pressure: fn() -> u64, body: impl Fn()) {
     const SAID: &str = "tenure-testkit: memory was short, times: ";
     const RUNS: u32 = 10;
     let body = || {
-        let usual = std::panic::take_hook();
+        let (usual, before) = (std::panic::take_hook(), pressure());
         std::panic::set_hook(Box::new(move |panic| {
             usual(panic);
             // The last report is counted a moment later.
             std::thread::sleep(std::time::Duration::from_millis(100));
-            eprintln!("{SAID}{}", pressure());
+            eprintln!("{SAID}{}", pressure() - before);
         }));
         body();
     };
     let Some(turn) = begin_turn(test, body) else { return };
     for _ in 0..RUNS {
-        let result = execute_body(test, &turn, &[]);
+        let result = execute_body(test, &turn, env);
         if result.finished() {
             return;
         }
@@ -237,6 +250,15 @@ pub fn undisturbed(test: &str, pressure: fn() -> u64, body: impl Fn()) {
     let name = name.rsplit_once('-').map_or(name, |(name, _)| name);
     let reason = format!("memory was short on this machine in each of {RUNS} runs");
     skip::record(&format!("{name}::{test}"), &reason);
+}
+
+/// How many pages the kernel has taken from anybody because the machine's free memory was short: a
+/// `pressure` for [`undisturbed`]. What it takes because a cgroup is at its limit does not count. 0
+/// where the kernel does not tell.
+pub fn pages_taken_from_the_machine() -> u64 {
+    let counts = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let count = counts.lines().find_map(|line| line.strip_prefix("pgsteal_kswapd "));
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// Has the kernel kill this process when the thread that waits for it is gone.

@@ -116,7 +116,7 @@ mod room {
 /// The costly cache is the first that was made and filled, or the second: only its cost
 /// distinguishes them.
 fn the_cheap_one_gives(test: &'static str, costly: usize, last: Option<fn(&Cache<u64>)>) {
-    let done = promised_within(test, LIMIT, || {
+    let done = undisturbed_within(test, LIMIT, || {
         if last.is_some() {
             without_huge_pages();
         }
@@ -169,7 +169,7 @@ fn gets_that_copy_offered_values_of_the_cheap_cache_do_not_spare_it() {
 /// If the costs are not known, no cache is spared, and both lose about as much.
 #[test]
 fn caches_of_unknown_cost_give_alike() {
-    let done = promised_within(this_test!(), LIMIT, || {
+    let done = undisturbed_within(this_test!(), LIMIT, || {
         let caches = [cache(None), cache(None)];
         let lost = lost([&caches[0], &caches[1]], [false; 2], || ());
         assert!(lost[0] > 0 && lost[1] > 0, "{lost:?}");

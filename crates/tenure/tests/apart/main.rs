@@ -76,6 +76,7 @@ mod shared_alone;
 mod shared_attacks;
 mod shared_cache;
 mod shared_heirs;
+mod shared_hostile;
 mod shared_makers;
 mod shared_overwrite;
 mod shared_refill;

@@ -5,7 +5,7 @@
 //! milliseconds). The check of a header alone is fast: [`ashmem::size`] reads the page of facts,
 //! and does the check that every open does. Together:
 //!
-//!     TENURE_TESTS=whole cargo test -p tenure --test shared_hostile -- --nocapture
+//!     TENURE_TESTS=whole cargo test -p tenure --test apart shared_hostile -- --nocapture
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -242,7 +242,7 @@ fn patience(seconds: u32) {
 }
 
 /// Returns the tries of a sweep, or a multiple:
-/// `TENURE_TRIES=20 TENURE_TESTS=whole cargo test -p tenure --test shared_hostile` makes 10 million
+/// `TENURE_TRIES=20 TENURE_TESTS=whole cargo test -p tenure --test apart shared_hostile` makes 10 million
 /// headers and 200,000 whole files, in five minutes.
 fn many(tries: u64) -> u64 {
     let times = std::env::var("TENURE_TRIES").ok().and_then(|times| times.parse::<u64>().ok());
