@@ -3,9 +3,9 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use tenure::{pool, retire, Volatile};
 use tenure_bench::{list, run_to, Options};
+use tenure_testkit::hugetlb::Turn;
 use tenure_testkit::{in_child, sweep, this_test, LeakCheck};
 
 tenure_testkit::plain_output!();
@@ -89,7 +89,7 @@ macro_rules! benches {
         $(
             #[test]
             fn $test() {
-                let _turn = RAISING.contains(&$name).then(|| TURN.lock());
+                let _turn = RAISING.contains(&$name).then(Turn::take);
                 in_child(this_test!(), &[], || bench($name, $check, $leaks));
             }
         )*
@@ -114,9 +114,8 @@ benches! {
     volatile_in_smoke_mode: "volatile", volatile, Leaks::CheckedInASecondRun;
 }
 
-/// Benches that raise [`settings`] for a while, one after another.
+/// Benches that raise [`settings`] for a while, one after another on this machine.
 const RAISING: [&str; 3] = ["lock-on-fault", "populate", "unmap"];
-static TURN: Mutex<()> = Mutex::new(());
 
 #[derive(PartialEq)]
 enum Leaks {
