@@ -2,8 +2,6 @@
 //!
 //! A child that another thread forks meanwhile would inherit such a descriptor for good. With the
 //! list of the parent's mappings it could read the parent's memory layout. So the child closes it.
-//! A fork waits while another thread is between the opening or closing of a descriptor and the note
-//! about it, which takes a microsecond.
 //!
 //! A thread that knows that the number is free may close it and put a file of its own under it
 //! meanwhile (`dup2`). And a thread of the program may have a descriptor table of its own, so its
@@ -12,8 +10,9 @@
 //! gets none of their descriptors, so those are not noted.
 
 use super::errno::last_errno;
+pub(super) use super::fork_notes::File;
+use super::fork_notes::{self, Note};
 use super::generation;
-use super::own_table::this_thread_has_own_table;
 use super::signal::Blocked;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{fstat, open as open_file, stat, Mode, OFlags};
@@ -23,7 +22,6 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 /// A descriptor as the head of the module describes it.
 pub(crate) struct Brief {
@@ -37,65 +35,10 @@ pub(crate) struct Brief {
     position: Cell<u64>,
 }
 
-/// A descriptor that is open now.
-struct Note {
-    /// The thread's [`here`] and, in the lowest 16 bits, [`BUSY`] or the number and [`FIRST`]. 0: none.
-    word: AtomicU64,
-    /// The file's device and inode.
-    file: [AtomicU64; 2],
-}
-
-/// The descriptors that a child closes.
-struct Open {
-    notes: [Note; 64],
-    /// The thread that forks. 0: none.
-    forking: AtomicU64,
-}
-
-/// For the whole process: its child inherits the descriptors of all threads.
-static OPEN: Open = Open { notes: [const { Note::none() }; 64], forking: AtomicU64::new(0) };
-/// The thread is opening or closing a descriptor.
-const BUSY: u64 = 1;
-const FIRST: u64 = 2;
-
-impl Note {
-    const fn none() -> Note {
-        Note { word: AtomicU64::new(0), file: [const { AtomicU64::new(0) }; 2] }
-    }
-
-    /// Notes that a child is to close the number if it is this file's.
-    fn is_of(&self, number: u16, file: File) {
-        self.file[0].store(file.0, Ordering::Relaxed);
-        self.file[1].store(file.1, Ordering::Relaxed);
-        self.word.store(here() | (u64::from(number) + FIRST), Ordering::SeqCst);
-    }
-
-    fn file(&self) -> File {
-        (self.file[0].load(Ordering::Relaxed), self.file[1].load(Ordering::Relaxed))
-    }
-}
-
 /// From here on the numbers of tenure's lasting descriptors are: programs hand out and close the low
 /// ones. Where the limit on descriptors is below this number, most of them do not stay open: the
 /// program may need all numbers.
 pub(super) const HIGH: RawFd = 700;
-
-/// The longest wait of a fork and another thread for each other. Without this bound they could wait
-/// for ever: a fork handler may want a lock that the other thread has.
-const PATIENCE: Duration = Duration::from_millis(20);
-
-/// A number that differs between the threads of a process and is equal in a child: an address of
-/// the thread's, above 16 bits.
-fn here() -> u64 {
-    thread_local! {
-        /// Each thread's own: its address tells threads apart.
-        static HERE: u8 = const { 0 };
-    }
-    HERE.with(|here| std::ptr::from_ref(here) as u64) << 16
-}
-
-/// A file's identity: the numbers of its file system and of the file.
-pub(super) type File = (u64, u64);
 
 fn file_of(fd: impl AsFd) -> Option<File> {
     fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
@@ -200,17 +143,16 @@ pub(super) fn open_by(
     open: impl FnOnce() -> Result<OwnedFd, Errno>,
     is_right: impl FnOnce(&OwnedFd, File) -> bool,
 ) -> Result<Brief, Errno> {
-    let (note, process) = (begin(), generation::current());
+    let (note, process) = (fork_notes::begin(), generation::current());
     let opened = open();
     let found = opened.as_ref().ok().and_then(file_of);
-    let number = opened.as_ref().map_or(None, |fd| u16::try_from(fd.as_raw_fd()).ok());
-    let number = number.filter(|number| u64::from(*number) + FIRST <= u64::from(u16::MAX));
+    let number = opened.as_ref().ok().map(AsRawFd::as_raw_fd);
     let note = note.filter(|note| {
-        match number.zip(found) {
-            Some((number, file)) => note.is_of(number, file),
-            None => note.word.store(0, Ordering::SeqCst),
+        let is_noted = number.zip(found).is_some_and(|(number, file)| note.is_of(number, file));
+        if !is_noted {
+            note.end();
         }
-        number.zip(found).is_some()
+        is_noted
     });
     let fd = ManuallyDrop::new(opened?);
     let file = found.filter(|file| is_right(&fd, *file));
@@ -276,7 +218,7 @@ impl Brief {
     pub(super) fn stays(self) -> RawFd {
         let own = ManuallyDrop::new(self);
         if let Some(note) = own.note {
-            note.word.store(0, Ordering::SeqCst);
+            note.end();
         }
         own.number()
     }
@@ -324,34 +266,6 @@ impl Brief {
     }
 }
 
-fn begin() -> Option<&'static Note> {
-    // The program may have the same file open under the same number, and a child keeps that one.
-    if this_thread_has_own_table() {
-        return None;
-    }
-    let busy = here() | BUSY;
-    let free = |note: &&Note| {
-        note.word.load(Ordering::Relaxed) == 0
-            && note.word.compare_exchange(0, busy, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-    };
-    for _ in 0..2 {
-        let note = OPEN.notes.iter().find(free)?;
-        // A fork that began before may have looked at the notes already.
-        if !others_fork() {
-            return Some(note);
-        }
-        note.word.store(0, Ordering::SeqCst);
-        wait_while(others_fork);
-    }
-    None
-}
-
-/// Returns whether another thread forks.
-fn others_fork() -> bool {
-    let forking = OPEN.forking.load(Ordering::SeqCst);
-    forking != 0 && forking != here()
-}
-
 impl AsFd for Brief {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -361,73 +275,28 @@ impl AsFd for Brief {
 impl Drop for Brief {
     fn drop(&mut self) {
         if let Some(note) = self.note {
-            let word = note.word.swap(here() | BUSY, Ordering::SeqCst);
-            if others_fork() {
-                // A child finds the descriptor noted as open.
-                note.word.store(word, Ordering::SeqCst);
-                wait_while(others_fork);
-                note.word.store(here() | BUSY, Ordering::SeqCst);
-            }
+            note.is_busy();
         }
         close(self.number(), self.file);
         if let Some(note) = self.note {
-            note.word.store(0, Ordering::SeqCst);
+            note.end();
         }
     }
-}
-
-fn wait_while(holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while holds() && began.elapsed() < PATIENCE {
-        // On a busy machine a thread that only yields keeps the processor from the other one.
-        match began.elapsed() < PATIENCE / 200 {
-            true => std::thread::yield_now(),
-            false => std::thread::sleep(PATIENCE / 200),
-        }
-    }
-}
-
-fn others() -> impl Iterator<Item = (&'static Note, u64)> {
-    let here = here();
-    let noted = OPEN.notes.iter().map(|note| (note, note.word.load(Ordering::SeqCst)));
-    noted.filter(move |(_, word)| *word != 0 && *word >> 16 != here >> 16)
-}
-
-/// Before a fork: from here until [`release`] the notes say which descriptors the other threads
-/// have open.
-pub(crate) fn hold() {
-    OPEN.forking.store(here(), Ordering::SeqCst);
-    wait_while(|| others().any(|(_, word)| word & u64::from(u16::MAX) == BUSY));
-}
-
-/// After the fork, in the parent.
-pub(crate) fn release() {
-    OPEN.forking.store(0, Ordering::SeqCst);
 }
 
 /// In the child, whose only thread is the one that forked: closes the descriptors that the other
 /// threads had open.
 pub(crate) fn close_others() {
-    for (note, word) in others() {
-        if let Some(number) = (word & u64::from(u16::MAX)).checked_sub(FIRST) {
-            // A thread that this process does not have has opened the file, and has not closed it.
-            close(number as RawFd, note.file());
-        }
-        note.word.store(0, Ordering::SeqCst);
-    }
-    release();
-}
-
-/// In a child that was made without [`hold`]: the open descriptors are not known.
-pub(crate) fn forget_others() {
-    others().for_each(|(note, _)| note.word.store(0, Ordering::SeqCst));
-    release();
+    // A thread that this process does not have has opened the file, and has not closed it.
+    fork_notes::take_others(close);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::fork_notes::PATIENCE;
     use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
     use tenure_testkit::{in_child, this_test};
 
     /// Descriptors above the standard ones.
@@ -451,8 +320,7 @@ mod tests {
                     })
                 })
                 .collect();
-            // A fork and the threads wait for each other up to the bound. So only a fork that took as
-            // long can have gone on without a note, which a busy machine makes happen often.
+            // A fork that takes longer than the threads wait, as on a busy machine, gives no promise.
             let (mut certain, mut forks) = (0, 0);
             while certain < 100 {
                 let began = Instant::now();
@@ -474,7 +342,6 @@ mod tests {
             OVER.store(true, Ordering::Relaxed);
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(open_ones(), before);
-            println!("{forks} forks");
         });
     }
 

@@ -17,6 +17,7 @@ pub(crate) mod errno;
 pub(crate) mod figures_page;
 pub(crate) mod files;
 pub(crate) mod fork;
+pub(crate) mod fork_notes;
 pub(crate) mod futex;
 pub(crate) mod generation;
 pub(crate) mod hugetlb;

@@ -9,7 +9,7 @@ use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{refills, turn, worker};
 use crate::os::fork::{self, marker, word};
-use crate::os::{brief, kept, signal};
+use crate::os::{brief, fork_notes, kept, signal};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,7 +92,7 @@ extern "C" fn on_prepare() {
         release();
         patience = (patience * 2).min(*PATIENCE.end());
     }
-    brief::hold();
+    fork_notes::hold();
     FORKS.holds(true);
 }
 
@@ -126,7 +126,7 @@ fn release() {
 extern "C" fn on_parent() {
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     if PREPARED.get().is_some() {
-        brief::release();
+        fork_notes::release();
     }
     release();
 }

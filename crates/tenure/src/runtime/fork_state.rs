@@ -2,8 +2,8 @@
 //! under way, and whether the calling thread may wait for it.
 
 use super::services::{self, Service, ServiceId};
-use crate::os::brief;
 use crate::os::fork::{marker, word};
+use crate::os::fork_notes;
 use crate::os::generation;
 use crate::os::signal::Blocked;
 use rustix::time::{clock_gettime, ClockId};
@@ -99,7 +99,7 @@ fn make_up() {
     FORKS.so_far.fetch_add(1, Ordering::Relaxed);
     FORKS.under_way.store(0, Ordering::SeqCst);
     FORKS.holds(false);
-    brief::forget_others();
+    fork_notes::forget_others();
     services::recover_all(|_| true);
     services::reset_in_child(true);
     MAKING_UP.set(false);
