@@ -4,6 +4,8 @@
 mod array;
 #[path = "../../tenure/src/cache/epoch.rs"]
 mod epoch;
+#[path = "../../tenure/src/cache/harvest.rs"]
+mod harvest;
 #[path = "../../tenure/src/cache/life.rs"]
 mod life;
 #[path = "../../tenure/src/cache/listener.rs"]

@@ -198,7 +198,8 @@ loom::thread_local! {
     static CLAIMS: Cell<u32> = Cell::new(0);
     static NUMBER: Cell<u32> = Cell::new(0);
     static SECTIONS: Cell<u32> = Cell::new(0);
-    static HARVESTS: Cell<u32> = Cell::new(0);
+    static OWN_HARVESTS: Cell<u32> = Cell::new(0);
+    static HARVESTS_OF: [Cell<usize>; HARVESTS] = [const { Cell::new(0) }; HARVESTS];
 }
 
 std::thread_local! {
@@ -246,9 +247,19 @@ pub(crate) fn sections_open() -> u32 {
 }
 
 pub(crate) fn own_harvests() -> u32 {
-    HARVESTS.with(Cell::get)
+    OWN_HARVESTS.with(Cell::get)
 }
 
 pub(crate) fn set_own_harvests(count: u32) {
-    HARVESTS.with(|harvests| harvests.set(count));
+    OWN_HARVESTS.with(|harvests| harvests.set(count));
+}
+
+pub(crate) const HARVESTS: usize = 16;
+
+pub(crate) fn set_own_harvest(number: usize, of: usize) {
+    HARVESTS_OF.with(|all| all[number].set(of));
+}
+
+pub(crate) fn own_harvests_of(count: usize, of: usize) -> usize {
+    HARVESTS_OF.with(|all| all[..count].iter().filter(|one| one.get() == of).count())
 }

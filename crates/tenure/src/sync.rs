@@ -25,12 +25,17 @@ pub(crate) fn since(began: Instant) -> Duration {
     began.elapsed()
 }
 
+/// The most harvests of one thread, one inside another.
+pub(crate) const HARVESTS: usize = 16;
+
 /// The calling thread's counts of the sections that it is in.
 struct Own {
     claims: Cell<u32>,
     /// Open sections of the epochs of tables.
     sections: Cell<u32>,
     harvests: Cell<u32>,
+    /// The number of each harvest's cache.
+    harvests_of: [Cell<usize>; HARVESTS],
     /// The address of the shared-memory record in which the thread counts or uncounts a pin. 0:
     /// none.
     counting: Cell<usize>,
@@ -45,6 +50,7 @@ thread_local! {
             claims: Cell::new(0),
             sections: Cell::new(0),
             harvests: Cell::new(0),
+            harvests_of: [const { Cell::new(0) }; HARVESTS],
             counting: Cell::new(0),
         }
     };
@@ -138,4 +144,14 @@ pub(crate) fn own_harvests() -> u32 {
 /// Sets how many harvests the calling thread is in.
 pub(crate) fn set_own_harvests(count: u32) {
     OWN.with(|own| own.harvests.set(count));
+}
+
+/// Notes of which cache the calling thread's harvest of this number is.
+pub(crate) fn set_own_harvest(number: usize, cache: usize) {
+    OWN.with(|own| own.harvests_of[number].set(cache));
+}
+
+/// How many of the calling thread's first `count` harvests are of this cache.
+pub(crate) fn own_harvests_of(count: usize, cache: usize) -> usize {
+    OWN.with(|own| own.harvests_of[..count].iter().filter(|one| one.get() == cache).count())
 }

@@ -172,13 +172,17 @@ fn touched(state: u32) {
     assert!(state & WATCHED == 0 || state & (DATA | ZERO) != 0, "SIGBUS");
 }
 
-pub(crate) mod advise {
+pub(crate) mod own_memory {
     use super::*;
 
     /// See [`touch`].
     pub(crate) fn reads_as_zeros(_: PageRange) -> bool {
         unreachable!()
     }
+}
+
+pub(crate) mod advise {
+    use super::*;
 
     pub(crate) unsafe fn free(range: PageRange) -> Result<(), Errno> {
         KERNEL.each(range, |state| {

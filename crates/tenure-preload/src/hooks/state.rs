@@ -198,7 +198,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         if let Some([start, len, mode]) = about {
             let (start, len) = (start as usize, len as usize);
             if mode & MODE_MISSING != 0 {
-                mapped::drop_zeros(start, len);
+                // SAFETY: the program registers its own memory. (What another thread of it writes at
+                // this moment may be lost: docs/limits.md.)
+                unsafe { mapped::drop_zeros(start, len) };
             }
             let_go(start as *const c_void, len, Call::Changes);
         }

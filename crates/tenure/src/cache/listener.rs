@@ -76,6 +76,11 @@ impl<K> Listener<K> {
         panicked.unwrap_or_else(std::mem::forget);
     }
 
+    /// Returns whether the function is to be called for values that were noted.
+    pub fn has_put_off(&self) -> bool {
+        self.0.put_off.is_any()
+    }
+
     /// Notes a value, to call the function for it later.
     pub fn put_off(&self, key: K, cause: RemovalCause) {
         self.0.put_off.put((key, cause));

@@ -50,6 +50,7 @@ mod fork;
 mod get_async;
 mod ghosts;
 mod growth;
+mod harvest;
 mod header;
 mod inner;
 mod inside;

@@ -42,6 +42,10 @@ impl<T> PutOff<T> {
         }
     }
 
+    pub fn is_any(&self) -> bool {
+        !self.last.load(Ordering::Relaxed).is_null()
+    }
+
     /// Takes all entries out. The entries that the caller does not take go back into the list.
     pub fn take_all(&self) -> Taken<'_, T> {
         Taken { of: self, at: self.last.swap(null_mut(), Ordering::AcqRel) }

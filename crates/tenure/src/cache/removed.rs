@@ -4,16 +4,18 @@
 
 use super::array::Array;
 use super::listener::{Listener, RemovalCause};
-use crate::sync::{own_harvests, set_own_harvests, Ordering};
+use crate::sync::{own_harvests, own_harvests_of, set_own_harvest, set_own_harvests};
+use crate::sync::{Ordering, HARVESTS};
 use std::mem::MaybeUninit;
 
-/// The largest depth of harvests of one thread inside one another.
+/// The largest depth of a cache's harvests on one thread inside one another.
 ///
-/// The drop of a key may use the cache, which harvests and drops further keys: without a limit the
-/// stack would overflow. Each harvest goes on until nothing is left, so the outer harvest takes
-/// what an inner one did not. The limit is not 1: if a drop does much work, for instance in a child
-/// that it forks, its own keys and those of other tables must be dropped meanwhile.
-const DEEPEST: u32 = 2;
+/// The drop of a key and the listener may use the cache, which harvests and drops further keys:
+/// without a limit the stack would overflow. Each harvest goes on until nothing is left, so the
+/// outer harvest takes what an inner one did not. The limit is not 1: if a drop does much work, for
+/// instance in a child that it forks, its own keys must be dropped meanwhile. Other caches have
+/// limits of their own: no outer harvest would take their keys. Up to [`HARVESTS`] in all.
+const DEEPEST: usize = 2;
 
 /// The calling thread harvests a table until this is dropped, also by a panic.
 pub(super) struct Harvesting {
@@ -21,10 +23,14 @@ pub(super) struct Harvesting {
 }
 
 impl Harvesting {
-    /// Begins a harvest. Returns `None` if the thread is too deep in harvests already.
-    pub fn begin() -> Option<Harvesting> {
+    /// Begins a harvest of the cache of this number. Returns `None` if the thread is too deep in
+    /// harvests already.
+    pub fn begin(cache: usize) -> Option<Harvesting> {
         let outer = own_harvests();
-        (outer < DEEPEST).then(|| {
+        let is_deep =
+            outer as usize >= HARVESTS || own_harvests_of(outer as usize, cache) >= DEEPEST;
+        (!is_deep).then(|| {
+            set_own_harvest(outer as usize, cache);
             set_own_harvests(outer + 1);
             Harvesting { outer }
         })
@@ -34,7 +40,7 @@ impl Harvesting {
     /// would run where it must not wait. The code that drops it then harvests.
     pub fn hold_off() -> Harvesting {
         let outer = own_harvests();
-        set_own_harvests(DEEPEST);
+        set_own_harvests(HARVESTS as u32);
         Harvesting { outer }
     }
 }
@@ -48,8 +54,8 @@ impl Drop for Harvesting {
 /// Calls the listener for a replaced value, and drops the key. At the largest depth of harvests it
 /// notes the call for the end of an outer harvest. Otherwise a listener that replaces a value, and
 /// is then called for that one, would fill the stack.
-pub(super) fn tell_replaced<K>(listener: &Listener<K>, key: K, cause: RemovalCause) {
-    let Some(_harvesting) = Harvesting::begin() else {
+pub(super) fn tell_replaced<K>(cache: usize, listener: &Listener<K>, key: K, cause: RemovalCause) {
+    let Some(_harvesting) = Harvesting::begin(cache) else {
         listener.put_off(key, cause);
         return;
     };
@@ -58,18 +64,18 @@ pub(super) fn tell_replaced<K>(listener: &Listener<K>, key: K, cause: RemovalCau
     listener.tell_put_off();
 }
 
-/// Keys that were taken out of the table. They are dropped with this value.
-pub(super) struct Keys<K> {
-    all: [MaybeUninit<K>; 16],
-    causes: [RemovalCause; 16],
+/// At most `MOST` keys that were taken out of the table. They are dropped with this value.
+pub(super) struct Keys<K, const MOST: usize> {
+    all: [MaybeUninit<K>; MOST],
+    causes: [RemovalCause; MOST],
     pub len: usize,
 }
 
-impl<K> Keys<K> {
+impl<K, const MOST: usize> Keys<K, MOST> {
     pub fn new() -> Self {
         Keys {
-            all: [const { MaybeUninit::uninit() }; 16],
-            causes: [RemovalCause::Removed; 16],
+            all: [const { MaybeUninit::uninit() }; MOST],
+            causes: [RemovalCause::Removed; MOST],
             len: 0,
         }
     }
@@ -92,7 +98,7 @@ impl<K> Keys<K> {
     }
 }
 
-impl<K> Drop for Keys<K> {
+impl<K, const MOST: usize> Drop for Keys<K, MOST> {
     fn drop(&mut self) {
         let keys = std::ptr::from_mut(&mut self.all[..self.len]) as *mut [K];
         // SAFETY: the first `len` keys were written, and only this value has them.

@@ -7,7 +7,7 @@ use super::space::Index;
 use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// One shard, on cache lines of its own.
 #[repr(C, align(128))]
@@ -31,9 +31,14 @@ fn finish(hash: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
+/// For the whole process: numbers the caches, so that a thread distinguishes whose harvests it is in.
+static CACHES: AtomicUsize = AtomicUsize::new(0);
+
 impl<K, S> Shards<K, S> {
     pub fn new(hasher: S, listener: Option<&Listener<K>>) -> Self {
-        let shard = |_| Shard { table: Table::new(listener.cloned()), misses: AtomicU64::new(0) };
+        let cache = CACHES.fetch_add(1, Ordering::Relaxed);
+        let table = || Table::new(cache, listener.cloned());
+        let shard = |_| Shard { table: table(), misses: AtomicU64::new(0) };
         Shards { shards: (0..SHARDS).map(shard).collect(), hasher }
     }
 

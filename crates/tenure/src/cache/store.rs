@@ -430,13 +430,16 @@ where
     /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.
     pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
         let Spare { key, cause, evicted } = spare;
+        let table = &self.shards.of(hash).table;
         match (key, cause, &self.listener) {
-            (Some(key), Some(cause), Some(listener)) => tell_replaced(listener, key, cause),
+            (Some(key), Some(cause), Some(listener)) => {
+                tell_replaced(table.cache, listener, key, cause);
+            }
             (key, ..) => drop(key),
         }
         match evicted {
             true => self.shards.harvest(),
-            false => self.shards.of(hash).table.harvest(),
+            false => table.harvest(),
         }
     }
 

@@ -16,7 +16,7 @@ use super::array::{Array, Compared, Hit, NoMemory};
 use super::epoch::{Epoch, Grace};
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
-use super::removed::{Harvesting, Keys, Retired};
+use super::removed::Retired;
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -31,12 +31,14 @@ mod tests;
 /// line.
 #[repr(C)]
 pub(super) struct Table<K> {
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
     /// The newest array; null while the table is empty.
     newest: AtomicPtr<Array<K>>,
-    writer: Lock<Writer<K>>,
+    pub(super) writer: Lock<Writer<K>>,
     /// Called for each key that leaves.
-    listener: Option<Listener<K>>,
+    pub(super) listener: Option<Listener<K>>,
+    /// The number of the cache whose table this is.
+    pub(super) cache: usize,
     keys: PhantomData<K>,
 }
 
@@ -69,15 +71,15 @@ impl Change for () {
 }
 
 /// Fields that only the holder of the lock may use.
-struct Writer<K> {
+pub(super) struct Writer<K> {
     /// Live entries.
     len: usize,
     /// Arrays that are out of use, with all keys that are in them. `waiting`: those whose readers
     /// are waited for.
-    retired: *mut Array<K>,
-    waiting: *mut Array<K>,
+    pub(super) retired: *mut Array<K>,
+    pub(super) waiting: *mut Array<K>,
     /// Arrays whose keys have moved, or that no reader can read any more.
-    ready: *mut Array<K>,
+    pub(super) ready: *mut Array<K>,
     grace: Grace,
 }
 
@@ -113,14 +115,15 @@ impl<K> Writer<K> {
 
 /// Returns the arrays from this one to the oldest.
 #[inline]
-fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Array<K>> {
+pub(super) fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Array<K>> {
     std::iter::successors(newest, |array| array.older())
 }
 
 impl<K> Table<K> {
-    pub fn new(listener: Option<Listener<K>>) -> Self {
+    pub fn new(cache: usize, listener: Option<Listener<K>>) -> Self {
         Table {
             listener,
+            cache,
             epoch: Epoch::new(),
             newest: AtomicPtr::new(null_mut()),
             writer: Lock::new(Rank::CacheShard, Writer::new()),
@@ -168,7 +171,7 @@ impl<K> Table<K> {
     }
 
     /// Returns the newest array, for the holder of the lock.
-    fn current<'w>(&'w self, _writer: &Guard<'_, Writer<K>>) -> Option<&'w Array<K>> {
+    pub(super) fn current<'w>(&'w self, _writer: &Guard<'_, Writer<K>>) -> Option<&'w Array<K>> {
         // SAFETY: the array is replaced only under the lock, and freed later than that. Callers use
         // it only while they hold the lock.
         unsafe { self.newest.load(Ordering::Acquire).as_ref() }
@@ -389,7 +392,7 @@ impl<K> Table<K> {
     }
 
     /// Moves all keys into the newest array, unless a reader is in a section or there is no room.
-    fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
+    pub(super) fn unite(&self, writer: &mut Guard<'_, Writer<K>>) {
         let Some(newest) = self.current(writer) else { return };
         let Some(older) = newest.older() else { return };
         // The last reader that leaves tries again.
@@ -424,56 +427,8 @@ impl<K> Table<K> {
         self.sweep(&mut self.writer.lock(), gone);
     }
 
-    /// Drops removed keys, and frees arrays, that no reader can read any more. Runs the program's
-    /// code, so the caller holds no lock. The outer harvest takes what a key's drop leaves here:
-    /// see [`Harvesting`].
-    #[inline]
-    pub fn harvest(&self) {
-        if self.epoch.pending() {
-            self.harvest_now();
-        }
-    }
-
-    #[cold]
-    fn harvest_now(&self) {
-        let Some(_harvesting) = Harvesting::begin() else { return };
-        loop {
-            let mut keys = Keys::new();
-            let mut writer = self.writer.lock();
-            self.unite(&mut writer);
-            self.pass(&mut writer);
-            let retired = Retired(std::mem::replace(&mut writer.ready, null_mut()));
-            for array in arrays(self.current(&writer)) {
-                while keys.has_room() {
-                    let Some((key, cause)) = array.take_ready() else { break };
-                    keys.push(key, cause);
-                }
-            }
-            self.epoch.set_pending(self.has_more(&writer));
-            drop(writer);
-            if keys.len == 0 && retired.0.is_null() {
-                return;
-            }
-            // Under no lock.
-            if let Some(listener) = &self.listener {
-                retired.tell(listener);
-                keys.tell(listener);
-                listener.tell_put_off();
-            }
-            // Dropped here: first the arrays, then the keys.
-        }
-    }
-
-    fn has_more(&self, writer: &Guard<'_, Writer<K>>) -> bool {
-        let newest = self.current(writer);
-        arrays(newest).any(Array::has_dead)
-            || newest.is_some_and(|newest| newest.older().is_some())
-            || !writer.retired.is_null()
-            || !writer.waiting.is_null()
-    }
-
     /// Moves on the keys and arrays that wait for readers.
-    fn pass(&self, writer: &mut Guard<'_, Writer<K>>) {
+    pub(super) fn pass(&self, writer: &mut Guard<'_, Writer<K>>) {
         let newest = self.current(writer);
         for _ in 0..2 {
             if arrays(newest).any(Array::has_ready) {
@@ -584,17 +539,24 @@ fn only_compared<K>(newest: Option<&Array<K>>, hash: u32, compared: &Compared) -
 
 impl<K> Drop for Table<K> {
     fn drop(&mut self) {
-        if self.listener.is_some() {
+        /// Frees the arrays, also if the drop of a key panics before.
+        struct Arrays<'a, K>(&'a mut Table<K>);
+        impl<K> Drop for Arrays<'_, K> {
+            fn drop(&mut self) {
+                let newest = self.0.newest.load(Ordering::Relaxed);
+                let writer = self.0.writer.get_mut();
+                // SAFETY: all arrays belong to the table, and no other thread can reach it any more.
+                for array in arrays(unsafe { newest.as_ref() }) {
+                    array.next.store(array.older.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+                drop([newest, writer.retired, writer.waiting, writer.ready].map(Retired));
+            }
+        }
+        let arrays = Arrays(self);
+        if arrays.0.listener.is_some() {
             // Calls the listener for removed keys. The keys that are still in the table are not
             // reported.
-            self.harvest();
+            arrays.0.harvest();
         }
-        let newest = self.newest.load(Ordering::Relaxed);
-        let writer = self.writer.get_mut();
-        // SAFETY: all arrays belong to the table, and no other thread can reach it any more.
-        for array in arrays(unsafe { newest.as_ref() }) {
-            array.next.store(array.older.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        drop([newest, writer.retired, writer.waiting, writer.ready].map(Retired));
     }
 }

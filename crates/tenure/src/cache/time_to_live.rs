@@ -139,6 +139,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         let hash = short(full);
         loop {
             if let Some(value) = inner.look_up(hash, key) {
+                // What the program gave is dropped while the value is a local: if that panics, a
+                // value that is already returned would be lost, and stay pinned.
+                drop(make);
                 return Ok(value);
             }
             let landing = match inner.flights.board(full, key) {
@@ -147,9 +150,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
-                // Before the value is returned: if the drop of a key panicked, the value would be
-                // lost, and stay pinned.
-                drop(landing);
+                // As above; the landing drops a key.
+                drop((landing, make));
                 inner.shards.of(hash).table.harvest();
                 return Ok(value);
             }
@@ -175,6 +177,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         let hash = short(full);
         loop {
             if let Some(value) = inner.look_up(hash, key) {
+                // What the program gave is dropped while the value is a local: if that panics, a
+                // value that is already returned would be lost, and stay pinned.
+                drop(make);
                 return Ok(value);
             }
             let landing = match inner.flights.board_task(full, key).await {
@@ -183,9 +188,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
                 Boarding::Deadlock => return Err(own_key().into()),
             };
             if let Some(value) = inner.boarded(hash, key) {
-                // Before the value is returned: if the drop of a key panicked, the value would be
-                // lost, and stay pinned.
-                drop(landing);
+                // As above; the landing drops a key.
+                drop((landing, make));
                 inner.shards.of(hash).table.harvest();
                 return Ok(value);
             }

@@ -156,17 +156,3 @@ pub(crate) fn populate_write(range: PageRange) -> Result<(), Errno> {
 pub(crate) fn populate_read(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxPopulateRead)
 }
-
-/// Returns whether a page is all zeros, as the kernel reads it. Returns `false` for a page that
-/// cannot be read, where a load would raise a signal.
-pub(crate) fn reads_as_zeros(page: PageRange) -> bool {
-    let mut bytes = [0u8; 4096];
-    page.pieces(bytes.len()).all(|piece| {
-        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: piece.len() };
-        let remote = libc::iovec { iov_base: piece.start as *mut c_void, iov_len: piece.len() };
-        // SAFETY: the local vector names `bytes`, and no piece is longer than it. Only the kernel
-        // reads the remote vector, and it reports a bad address instead of faulting.
-        let done = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-        done == piece.len() as isize && bytes.iter().all(|byte| *byte == 0)
-    })
-}

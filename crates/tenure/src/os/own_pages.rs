@@ -8,7 +8,7 @@
 
 use super::mincore::in_memory;
 use super::pagemap::Pagemap;
-use super::{advise, brief, page_size, populate, small_file};
+use super::{brief, own_memory, page_size, populate, small_file};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +44,7 @@ pub(crate) fn make_own(range: PageRange, zeros: bool) -> Result<(), Errno> {
         let there = in_memory::<BATCH>(piece);
         let mut extent: Option<PageRange> = None;
         for (page, there) in piece.pieces(page_size()).zip(there) {
-            let stays = there & 1 == 0 || zeros && advise::reads_as_zeros(page);
+            let stays = there & 1 == 0 || zeros && own_memory::reads_as_zeros(page);
             extent = match extent.take() {
                 Some(before) if stays => make(before).map(|()| None)?,
                 Some(before) => Some(PageRange::new(before.start, page.end)),

@@ -3,7 +3,7 @@
 use super::errno::again;
 use super::mincore::in_memory;
 use super::pagemap_scan::{self, Region, Wanted, HUGE, PFN_ZERO, PRESENT, SWAPPED};
-use super::{advise, kept, page_size, populate};
+use super::{kept, own_memory, page_size, populate};
 use crate::range::PageRange;
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{open, Mode, OFlags};
@@ -40,7 +40,7 @@ pub(crate) enum Pages {
 fn is_shared(page: PageRange, entry: u64) -> bool {
     entry & ENTRY_PRESENT != 0
         && entry & ENTRY_EXCLUSIVE == 0
-        && (scan_works() || !advise::reads_as_zeros(page))
+        && (scan_works() || !own_memory::reads_as_zeros(page))
 }
 
 /// Returns whether the page is a guard region (`MADV_GUARD_INSTALL`, 6.13+), if the kernel reports

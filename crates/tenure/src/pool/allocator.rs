@@ -38,10 +38,8 @@ impl<A: Allocator> WithSmall<A> {
         if pooled && new.size() >= MIN_RUN_BYTES {
             // SAFETY: the block is the pool's, and the caller uses only the returned one.
             let resized = unsafe {
-                match zeroed {
-                    true => resize::grow_zeroed(p, old.size(), new.size(), new.align()),
-                    false => super::realloc(p, new.size(), new.align(), false),
-                }
+                let at = p.as_ptr() as usize;
+                resize::realloc(at, Some(old.size()), new.size(), new.align(), zeroed)
             };
             if let Some(p) = resized {
                 return Ok(NonNull::slice_from_raw_parts(p, new.size()));

@@ -191,8 +191,9 @@ impl Pool {
         new: Layout,
     ) -> Result<NonNull<[u8]>> {
         debug_assert!(new.size() >= old.size());
+        let at = p.as_ptr() as usize;
         // SAFETY: `p` is a block of the pool, and the caller uses only the returned one.
-        match unsafe { resize::grow_zeroed(p, old.size(), new.size(), new.align()) } {
+        match unsafe { resize::realloc(at, Some(old.size()), new.size(), new.align(), true) } {
             Some(p) => Ok(NonNull::slice_from_raw_parts(p, new.size())),
             None => Err(refused("Pool::grow_zeroed", new.size())),
         }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "gives out the bytes of a run that it owns")]
 
-use super::api;
+use super::{api, resize};
 use crate::error::{Error, ErrorKind, Result};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -113,7 +113,7 @@ impl Buffer {
         }
         // SAFETY: `at` is the buffer's own block, and `&mut self` means that no other reference to
         // it exists.
-        match unsafe { super::realloc(self.at, len, 1, true) } {
+        match unsafe { resize::realloc(self.at.as_ptr() as usize, Some(self.len), len, 1, true) } {
             Some(at) => {
                 (self.at, self.len) = (at, len);
                 Ok(())

@@ -92,7 +92,7 @@ pub unsafe fn realloc(
     zeroed: bool,
 ) -> Option<NonNull<u8>> {
     // SAFETY: `p` is a run of the pool, and the caller uses only the returned address.
-    unsafe { resize::realloc(p.as_ptr() as usize, new_size, align, zeroed) }
+    unsafe { resize::realloc(p.as_ptr() as usize, None, new_size, align, zeroed) }
 }
 
 /// Returns how many bytes of the run at `p` the program may use, as `malloc_usable_size(3)` does:
@@ -116,9 +116,10 @@ pub unsafe fn realloc(
 pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
     let (run, room, _) = room(p)?;
     let usable = run.size().next_multiple_of(page_size()).min(room);
-    // The program may write to these bytes from now on, so a reallocation must keep them.
-    counters::add(Counter::AllocatedBytes, (usable - run.size()) as u64);
-    run.size.store(usable as u64, Ordering::Relaxed);
+    // The program may write to these bytes from now on, so a reallocation must keep them. The caller
+    // may not be the owner, who makes the block larger meanwhile: the number never falls here.
+    let counted = run.size.fetch_max(usable as u64, Ordering::Relaxed);
+    counters::add(Counter::AllocatedBytes, (usable as u64).saturating_sub(counted));
     Some(usable)
 }
 

@@ -23,12 +23,16 @@ pub(super) const COPY_UP_TO: usize = MOVE_FROM - 1;
 const MOVE_OVER_FROM: usize = 32 << 20;
 /// A smaller block gives its remaining pages back only from this size on.
 const TAIL_FROM: usize = 64 << 10;
-/// See [`realloc`](super::realloc).
+
+/// See [`realloc`](super::realloc). `own`: how many bytes the owner has, if it says so. Only these keep
+/// their contents then, and with `zeroed` the others are zero, whatever the pool counts: a block of
+/// no bytes has one byte, and `usable_size` grants whole pages to any caller.
 ///
 /// # Safety
 /// The promise of [`realloc`](super::realloc).
 pub(super) unsafe fn realloc(
     at: usize,
+    own: Option<usize>,
     new_size: usize,
     align: usize,
     zeroed: bool,
@@ -43,7 +47,7 @@ pub(super) unsafe fn realloc(
     let run = reservation.run(spot);
     // In the state `MOVING` a second free or realloc of the run ends the process with a message.
     free_run::claim("realloc", at, reservation, spot, run);
-    let old_size = run.size();
+    let old_size = own.unwrap_or_else(|| run.size());
     let room = match given_up::is_over() {
         true => old_size.next_multiple_of(page_size()),
         false => reservation.start(spot) + reservation.area(spot.class).stride - at,
@@ -54,7 +58,7 @@ pub(super) unsafe fn realloc(
         return None;
     }
     if new_size <= room && at % align == 0 {
-        resize_in_place(reservation, spot, at, new_size, zeroed);
+        resize_in_place(reservation, spot, at, (old_size, new_size), zeroed);
         counters::add(Counter::InPlace, 1);
         run.set_state(state::IN_USE);
         return NonNull::new(at as *mut u8);
@@ -95,7 +99,7 @@ pub(super) unsafe fn realloc(
         run.set_state(state::IN_USE);
         // SAFETY: the run is back at its place, and the caller uses only the address that this
         // returns.
-        return unsafe { realloc(at, new_size, align, zeroed) };
+        return unsafe { realloc(at, own, new_size, align, zeroed) };
     }
     let moved = moved.bytes;
     if moved < kept {
@@ -114,28 +118,6 @@ pub(super) unsafe fn realloc(
     }
     free_run::put(reservation, spot);
     NonNull::new(new as *mut u8)
-}
-
-/// Makes a block of `old_size` bytes larger, and the bytes beyond are zero. The pool may count more
-/// bytes as the block's, and [`realloc`] keeps their contents: a block of no bytes has one byte,
-/// and `usable_size` grants whole pages.
-///
-/// # Safety
-/// The promise of [`realloc`](super::realloc).
-pub(super) unsafe fn grow_zeroed(
-    p: NonNull<u8>,
-    old_size: usize,
-    new_size: usize,
-    align: usize,
-) -> Option<NonNull<u8>> {
-    let at = p.as_ptr() as usize;
-    let counted = lookup::find(at).map_or(0, |(reservation, spot)| reservation.run(spot).size());
-    // SAFETY: the caller makes the promise of [`realloc`](super::realloc).
-    let p = unsafe { realloc(at, new_size, align, true) }?;
-    let more = counted.min(new_size).saturating_sub(old_size);
-    // SAFETY: the block has `new_size` bytes, and the caller alone uses it.
-    unsafe { p.add(old_size).write_bytes(0, more) };
-    Some(p)
 }
 
 /// Takes a warm run first: if growth took fresh runs, the runs that it grew out of would stay
@@ -162,12 +144,12 @@ fn resize_in_place(
     reservation: &Reservation,
     spot: Spot,
     at: usize,
-    new_size: usize,
+    (old_size, new_size): (usize, usize),
     zeroed: bool,
 ) {
     let page = page_size();
     let run = reservation.run(spot);
-    let (old_size, touched) = (run.size(), run.touched());
+    let touched = run.touched();
     let start = reservation.start(spot);
     if new_size > old_size {
         if zeroed {
@@ -178,8 +160,8 @@ fn resize_in_place(
     } else {
         give_tail_back(reservation, spot, at + new_size);
     }
-    counters::add(Counter::AllocatedBytes, (new_size as u64).wrapping_sub(old_size as u64));
-    run.size.store(new_size as u64, Ordering::Relaxed);
+    let counted = run.size.swap(new_size as u64, Ordering::Relaxed);
+    counters::add(Counter::AllocatedBytes, (new_size as u64).wrapping_sub(counted));
 }
 
 /// Gives the pages past `end` back, if that is worth a system call and splits no huge page.

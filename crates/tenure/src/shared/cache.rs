@@ -438,6 +438,9 @@ impl SharedCache {
         };
         loop {
             if let Some(value) = look() {
+                // While the value is a local: if this drop panics, a value that is already returned
+                // would be lost, and stay pinned for all processes.
+                drop(make);
                 return Ok(value);
             }
             let region = self.memory.region();
@@ -446,11 +449,14 @@ impl SharedCache {
                 Begin::Make(_flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
                     if let Some(value) = look() {
+                        drop(make);
                         return Ok(value);
                     }
                     self.misses.fetch_add(1, Ordering::Relaxed);
-                    let value = make();
-                    return self.insert_as(call, hash, key, value.as_ref());
+                    let made = make();
+                    let value = self.insert_as(call, hash, key, made.as_ref());
+                    drop(made);
+                    return value;
                 }
                 Begin::Waited(asked) => {
                     // This thread cannot find out whether the maker lives, or whether the maker

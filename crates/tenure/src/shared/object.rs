@@ -306,10 +306,16 @@ impl SharedVolatile {
         let mut pin = self.pin_as(call, chunk)?;
         loop {
             match pin {
-                SharedPin::Intact(chunk) => return Ok(chunk),
+                SharedPin::Intact(chunk) => {
+                    // While the pin is a local: if this drop panics, a pin that is already returned
+                    // would be lost, and last.
+                    drop(make);
+                    return Ok(chunk);
+                }
                 SharedPin::ToMake(mut maker) => {
-                    if maker.is_mine() {
-                        make(maker.bytes_mut());
+                    match maker.is_mine() {
+                        true => make(maker.bytes_mut()),
+                        false => drop(make),
                     }
                     return maker.finish_in(call);
                 }

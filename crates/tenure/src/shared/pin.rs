@@ -274,8 +274,11 @@ pub(super) fn get_or_fill<'a>(
                 region.unpin(chunk);
                 waiting.looked(call, asked)?;
             }
-            (found, _) => {
+            (found, unused) => {
                 let found = SharedPin::of(region, chunk, found).and_then(SharedPin::intact);
+                // While the pin is a local: if this drop panics, a pin that is already returned
+                // would be lost, and last.
+                drop(unused);
                 // This is a child of `make`, and the parent made the chunk. It was purged since.
                 return found.ok_or_else(|| refill::no_function(call, chunk));
             }

@@ -9,7 +9,7 @@ use super::offer::kind;
 use super::side::{in_order, without};
 use super::state::{flag, Claim, Word};
 use crate::os::pagemap::{self, Pagemap, Pages};
-use crate::os::{self, advise, maps, page_size};
+use crate::os::{self, advise, maps, own_memory, page_size};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use crate::runtime::fork;
@@ -342,7 +342,7 @@ fn salvage_by_page(
         }
     }
     for page in without(&[range], &kept)?.iter().flat_map(|rest| rest.pieces(page_size())) {
-        let may_go = zeros == Zeros::MayGo && advise::reads_as_zeros(page);
+        let may_go = zeros == Zeros::MayGo && own_memory::reads_as_zeros(page);
         if !may_go && !populated(advise::populate_write(page))? {
             add_page(&mut missing, page)?;
         }

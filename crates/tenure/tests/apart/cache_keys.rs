@@ -373,3 +373,24 @@ fn a_value_whose_insert_panics_in_a_key_s_drop_is_there() {
         assert_eq!(cache.get(&Bomb(0, 0)).as_deref(), Some(&b"second"[..]));
     });
 }
+
+/// Keys that lie in the table, and of which a stack has room for a few.
+#[test]
+fn large_keys_are_removed_on_an_ordinary_stack() {
+    promised(this_test!(), || {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let thread = thread.spawn(|| {
+            let told = Arc::new(AtomicU64::new(0));
+            let own = told.clone();
+            let tell = move |key: &[u8; 100_000], _| {
+                assert_eq!(key[0], key[99_999]);
+                own.fetch_add(1, Ordering::Relaxed);
+            };
+            let cache = Cache::<[u8; 100_000]>::builder().eviction_listener(tell).build().unwrap();
+            (0..20).for_each(|key| cache.insert([key; 100_000], b"value").unwrap());
+            assert!((0..20).all(|key| cache.remove(&[key; 100_000])));
+            assert_eq!(told.load(Ordering::Relaxed), 20);
+        });
+        thread.unwrap().join().unwrap();
+    });
+}

@@ -293,3 +293,32 @@ fn a_listener_that_replaces_values_does_not_pile_up_on_the_stack() {
         assert!((0..=CHAIN).all(|key| cache.get(&key).is_none_or(|value| value[..] == *b"newer")));
     });
 }
+
+/// Each listener replaces a value of the next cache. No outer call of the last cache's could tell
+/// what it had to put off.
+#[test]
+fn listeners_that_use_further_caches_are_all_called() {
+    const CACHES: usize = 6;
+    let told: Arc<[AtomicUsize; CACHES]> = Arc::default();
+    let (mut caches, mut next) = (Vec::new(), None::<Cache<u64>>);
+    for number in (0..CACHES).rev() {
+        let (told, further) = (told.clone(), next.take());
+        let tell = move |key: &u64, _| {
+            told[number].fetch_add(1, Ordering::Relaxed);
+            if let Some(further) = &further {
+                further.insert(*key, b"newer").unwrap();
+                further.insert(*key, b"newest").unwrap();
+            }
+        };
+        let cache = Cache::<u64>::builder().eviction_listener(tell).build().unwrap();
+        (0..5).for_each(|key| cache.insert(key, b"older").unwrap());
+        caches.push(cache.clone());
+        next = Some(cache);
+    }
+    let first = next.expect("the first one");
+    (0..5).for_each(|key| first.insert(key, b"newer").unwrap());
+    let counts: Vec<_> = told.iter().map(|told| told.load(Ordering::Relaxed)).collect();
+    let expected: Vec<_> = (0..CACHES as u32).map(|number| 5 * 2_usize.pow(number)).collect();
+    // All is told when the outermost call ends.
+    assert_eq!(counts, expected);
+}

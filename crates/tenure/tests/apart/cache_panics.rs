@@ -2,12 +2,16 @@
 //! removals.
 
 use crate::promise_kit::*;
+use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::mem::ManuallyDrop;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
+use tenure::shared::{SharedCache, SharedVolatile};
 use tenure::Cache;
 use tenure_testkit::this_test;
 
@@ -117,5 +121,85 @@ fn a_panic_of_a_key_leaves_no_value_pinned_and_none_untold() {
         assert!(panics > 2_000 && stats.held_bytes == 0);
         assert_eq!(told.load(Ordering::Relaxed) + stats.values, stats.insertions);
         assert!((0..3000).all(|key| cache.insert(Key(key), &[1; 20_000]).is_ok()));
+    });
+}
+
+/// Panics when it is dropped.
+struct Explosive(Vec<u8>);
+
+impl Drop for Explosive {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            resume_unwind(Box::new(Bomb));
+        }
+    }
+}
+
+impl AsRef<[u8]> for Explosive {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Calls `act`, which panics, with something whose drop panics.
+fn explodes<R>(act: impl FnOnce(Explosive) -> R) {
+    let ended = catch_unwind(AssertUnwindSafe(|| drop(act(Explosive(vec![7; 800])))));
+    assert!(ended.is_err(), "nothing has panicked");
+}
+
+/// The function that makes a value, or what it made, panics when it is dropped: after the value was
+/// found, and before the caller has it.
+#[test]
+fn what_a_maker_holds_may_panic_in_its_drop() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let typed = cache.clone().typed::<u64>();
+        cache.insert(1, &[7; 800]).unwrap();
+        for key in [1, 2] {
+            explodes(|bomb| {
+                let make = move || [&bomb.0[..], &[]].concat();
+                cache.get_or_insert_with(&key, make).unwrap()
+            });
+            explodes(|bomb| {
+                let make = move || vec![bomb.0.len() as u64; 100];
+                typed.get_or_insert_with(&key, make).unwrap()
+            });
+            explodes(|bomb| {
+                let made = async move { [&bomb.0[..], &[]].concat() };
+                let made = pin!(cache.get_or_insert_async(&key, made));
+                let polled = made.poll(&mut Context::from_waker(Waker::noop()));
+                polled.map(|value| value.unwrap())
+            });
+            assert_eq!(cache.stats().held_bytes, 0, "key {key}");
+        }
+
+        let shared = SharedCache::builder().most(64 << 20).build().unwrap();
+        shared.insert(b"there", &[7; 800]).unwrap();
+        let by_the_index = shared.stats().memory.pinned;
+        for key in [&b"there"[..], b"made"] {
+            explodes(|bomb| {
+                let make = move || bomb.0.repeat(2);
+                shared.get_or_insert_with(key, make).unwrap()
+            });
+        }
+        explodes(|bomb| shared.get_or_insert_with(b"new", || bomb).unwrap());
+        assert_eq!(shared.stats().memory.pinned, by_the_index);
+
+        let plain = SharedVolatile::new(1 << 20).unwrap();
+        let refilled = SharedVolatile::builder(1 << 20).refill(|_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        let refilled = refilled.build().unwrap();
+        for memory in [plain, refilled] {
+            drop(memory.get_or_make(0, |bytes| bytes.fill(7)).unwrap());
+            for chunk in [0, 1] {
+                explodes(|bomb| {
+                    let make = move |bytes: &mut [u8]| bytes[..800].copy_from_slice(&bomb.0);
+                    memory.get_or_make(chunk, make).unwrap()
+                });
+            }
+            assert_eq!(memory.stats().pinned, 0);
+        }
     });
 }

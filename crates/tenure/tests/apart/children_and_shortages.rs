@@ -281,6 +281,17 @@ fn what_was_never_touched_is_intact_in_a_child_without_pagemap_scan() {
     });
 }
 
+/// As a browser's sandbox refuses calls: the page's bytes, which distinguish it, are read another way.
+#[test]
+fn what_was_never_touched_is_intact_in_a_child_without_process_vm_readv() {
+    promised(this_test!(), || {
+        let filter = Filter::new().refuse(Call::PagemapScan, Errno::NOTTY);
+        let filter = filter.refuse(Call::Number(libc::SYS_process_vm_readv), Errno::PERM);
+        or_skip!(filter.install_this_thread());
+        never_touched_is_intact_in_a_child();
+    });
+}
+
 fn never_touched_is_intact_in_a_child() {
     {
         for used in [Used::Never, Used::Read, Used::WrittenOnce] {

@@ -22,17 +22,21 @@ const MOST_AT_ONCE: usize = 64;
 /// handler of the program fills it from then on.
 ///
 /// Call it before the range is registered (`UFFDIO_REGISTER`). Afterwards discarding raises an
-/// event, and a read of a missing page waits for the program's handler. If another thread writes to
-/// a page of zeros at the same moment, its write may be lost.
+/// event, and a read of a missing page waits for the program's handler.
 ///
 /// ```
 /// use tenure::pool::mapped;
 /// let at = mapped::map(1 << 20, 4096).expect("there is room").as_ptr() as usize;
-/// mapped::drop_zeros(at, 1 << 20); // before the program's UFFDIO_REGISTER
+/// // SAFETY: no other thread uses the new memory.
+/// unsafe { mapped::drop_zeros(at, 1 << 20) }; // before the program's UFFDIO_REGISTER
 /// ```
+///
+/// # Safety
+/// The caller owns the memory in the range. If another thread writes to a page of zeros at the same
+/// moment, its write may be lost.
 #[doc(alias = "userfaultfd")]
 #[doc(alias = "UFFDIO_REGISTER")]
-pub fn drop_zeros(addr: usize, len: usize) {
+pub unsafe fn drop_zeros(addr: usize, len: usize) {
     let Some((reservation, range)) = super::inside(addr, len) else { return };
     reservation.over(range, |spot, part| {
         let run = reservation.run(spot);
