@@ -505,6 +505,12 @@ impl<K> Hit<'_, K> {
         self.place.same(Place(self.array.place(self.at).load(Ordering::Acquire)))
     }
 
+    /// Returns the entry with its present place. `None`: it is not live any more in this array.
+    pub fn now(&self) -> Option<Self> {
+        let place = Place::decode(self.array.place(self.at).load(Ordering::Acquire))?;
+        Some(Hit { place, ..*self })
+    }
+
     /// Returns the slot's address, which identifies the slot.
     pub fn id(&self) -> usize {
         std::ptr::from_ref(self.array.place(self.at)) as usize

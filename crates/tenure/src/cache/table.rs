@@ -194,9 +194,17 @@ impl<K> Table<K> {
         Q: Eq + ?Sized,
     {
         loop {
-            let (hit, entered) = locate(self.newest(section), hash, key, &mut enter, |_| ())?;
+            let (mut hit, mut entered) =
+                locate(self.newest(section), hash, key, &mut enter, |_| ())?;
             // Not a place that the key led to before: another value may be there by now. See
             // `reuse`.
+            while !hit.is_still_there() {
+                // The slot is the key's for the whole section, so the key is not compared again:
+                // meanwhile another thread could overwrite the value again.
+                let Some(now) = hit.now() else { break };
+                entered = enter(now.place);
+                hit = now;
+            }
             if hit.is_still_there() {
                 if uses {
                     hit.array.mark_used(hit.at, hit.place);

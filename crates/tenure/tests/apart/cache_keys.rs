@@ -394,3 +394,55 @@ fn large_keys_are_removed_on_an_ordinary_stack() {
         thread.unwrap().join().unwrap();
     });
 }
+
+thread_local! {
+    static IS_SLOW: Cell<bool> = const { Cell::new(false) };
+    static COMPARISONS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A key whose comparison takes long, for one thread.
+#[derive(Clone, Eq)]
+struct Slow(u64);
+
+impl Hash for Slow {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl PartialEq for Slow {
+    fn eq(&self, other: &Slow) -> bool {
+        if IS_SLOW.get() {
+            COMPARISONS.set(COMPARISONS.get() + 1);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        self.0 == other.0
+    }
+}
+
+/// While one comparison runs, its value is overwritten many times. A get that compared again each
+/// time would not end.
+#[test]
+fn a_get_compares_once_however_often_its_value_is_overwritten() {
+    promised(this_test!(), || {
+        let cache = Cache::<Slow>::new().unwrap();
+        cache.insert(Slow(1), b"0").unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        cache.insert(Slow(1), b"1").unwrap();
+                    }
+                });
+            }
+            IS_SLOW.set(true);
+            for _ in 0..20 {
+                assert!(cache.get(&Slow(1)).is_some_and(|value| value.len() == 1));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            // One more where the table has moved the key meanwhile.
+            assert!(COMPARISONS.get() <= 40, "{} comparisons of 20 gets", COMPARISONS.get());
+        });
+    });
+}
