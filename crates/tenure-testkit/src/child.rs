@@ -252,13 +252,17 @@ pub fn undisturbed_with(test: &str, env: &[(&str, &str)], pressure: fn() -> u64,
     skip::record(&format!("{name}::{test}"), &reason);
 }
 
-/// How many pages the kernel has taken from anybody because the machine's free memory was short: a
+/// How often the kernel has taken pages from anybody because the machine's free memory was short: a
 /// `pressure` for [`undisturbed`]. What it takes because a cgroup is at its limit does not count. 0
 /// where the kernel does not tell.
-pub fn pages_taken_from_the_machine() -> u64 {
+pub fn takings_from_the_machine() -> u64 {
     let counts = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    let count = counts.lines().find_map(|line| line.strip_prefix("pgsteal_kswapd "));
-    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    let count_of = |line: &str| {
+        let (name, count) = line.split_once(' ')?;
+        let is_one = name == "pgsteal_kswapd" || name.starts_with("allocstall");
+        is_one.then(|| count.parse::<u64>().ok())?
+    };
+    counts.lines().filter_map(count_of).sum()
 }
 
 /// Has the kernel kill this process when the thread that waits for it is gone.

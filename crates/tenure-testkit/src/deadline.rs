@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 /// A limit on the time of an action of this process. Meanwhile it measures how long the machine
 /// keeps the process's threads from running, because of other work or because the machine stands
-/// still. That time is added several times. Without such stalls the limit is the given one.
+/// still. That time is added several times. Without such stalls the limit is the given one. At most
+/// [`MOST`] is added.
 #[derive(Debug)]
 pub struct Deadline {
     start: Instant,
+    /// See [`waited_for_processors`].
+    waited_before: Duration,
     limit: Duration,
     stalls: Arc<Stalls>,
     /// The thread that measures stalls, in the process that made it.
@@ -26,6 +29,8 @@ struct Stalls {
 
 /// A stall of one thread is rarely alone: each of the threads that take turns may have one.
 const SHARES: u32 = 4;
+/// The most that stalls add to a limit: less than the ten minutes that a child has.
+const MOST: Duration = Duration::from_secs(450);
 const NAP: Duration = Duration::from_millis(5);
 /// The latest wake-up of a thread on a quiet machine.
 const PUNCTUAL: Duration = Duration::from_millis(1);
@@ -49,12 +54,15 @@ impl Deadline {
             }
         });
         let (start, measures) = (Instant::now(), Some(measures));
-        Deadline { start, limit, stalls, measures, process: std::process::id() }
+        let waited_before = waited_for_processors();
+        Deadline { start, waited_before, limit, stalls, measures, process: std::process::id() }
     }
 
-    /// Returns how long the machine has stalled.
+    /// Returns how long the machine has stalled. A thread that naps is woken in time where threads
+    /// that work wait for a processor, so the kernel's own count of such waits counts, too.
     pub fn stalled(&self) -> Duration {
-        Duration::from_micros(self.stalls.sum_us.load(Ordering::Relaxed))
+        let naps = Duration::from_micros(self.stalls.sum_us.load(Ordering::Relaxed));
+        naps.max(waited_for_processors().saturating_sub(self.waited_before))
     }
 
     /// Returns whether more time has passed than is allowed.
@@ -65,8 +73,17 @@ impl Deadline {
             return false;
         }
         std::thread::sleep(4 * NAP);
-        took > self.limit + SHARES * self.stalled()
+        took > self.limit + (SHARES * self.stalled()).min(MOST)
     }
+}
+
+/// How long some thread of the machine has waited for a processor while others ran, since the
+/// machine was started. 0 where the kernel does not tell.
+fn waited_for_processors() -> Duration {
+    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let some = pressure.lines().find_map(|line| line.strip_prefix("some "));
+    let total = some.and_then(|some| some.split("total=").nth(1)?.trim().parse().ok());
+    Duration::from_micros(total.unwrap_or(0))
 }
 
 impl Drop for Deadline {

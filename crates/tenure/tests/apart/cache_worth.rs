@@ -56,17 +56,17 @@ fn lost(caches: [&Cache<u64>; 2], wanted: [bool; 2], last: impl FnOnce()) -> [u6
     // All was offered before its worth is known: the order of offers is that of the values.
     assert!(waited(|| tenure::stats().marked_bytes == 0));
     let before = caches.map(present);
-    assert_eq!(before, [VALUES, VALUES], "there is room for all of them");
+    let stats = || caches.map(|cache| cache.stats());
+    assert_eq!(before, [VALUES, VALUES], "there is room for all of them: {:?}", stats());
     let compared = || {
-        caches.iter().for_each(|cache| assert_eq!(present(cache), VALUES));
+        caches.iter().for_each(|cache| assert_eq!(present(cache), VALUES, "{:?}", stats()));
         caches.map(|cache| cache.stats().is_spared) == wanted
     };
-    assert!(waited(compared), "{:?}", caches.map(|cache| cache.stats()));
+    assert!(waited(compared), "{:?}", stats());
     assert!(waited(|| tenure::stats().marked_bytes == 0));
     last();
     if wanted.contains(&true) {
         let told = || wrongly_marked(&segments) <= 4 * MIB;
-        let stats = || caches.map(|cache| cache.stats());
         assert!(waited(told), "{} bytes: {:?}", wrongly_marked(&segments), stats());
     }
     let free = LIMIT - room::used();

@@ -11,7 +11,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, PageSize};
-use tenure_testkit::child::{pages_taken_from_the_machine, undisturbed_with};
+use tenure_testkit::child::{takings_from_the_machine, undisturbed_with};
 use tenure_testkit::{in_child, Deadline, MemoryCgroup, Unavailable};
 
 pub const PAGE: usize = 4096;
@@ -69,7 +69,7 @@ pub fn promised_within(test: &str, bytes: u64, body: impl FnOnce()) -> Result<()
 #[track_caller]
 pub fn undisturbed_within(test: &str, bytes: u64, body: impl Fn()) -> Result<(), Unavailable> {
     let group = group_of(bytes)?;
-    undisturbed_with(test, &env_of(&group), pages_taken_from_the_machine, || {
+    undisturbed_with(test, &env_of(&group), takings_from_the_machine, || {
         watchdog();
         enter_group();
         body();
