@@ -89,8 +89,10 @@ macro_rules! benches {
         $(
             #[test]
             fn $test() {
-                let _turn = RAISING.contains(&$name).then(Turn::take);
-                in_child(this_test!(), &[], || bench($name, $check, $leaks));
+                in_child(this_test!(), &[], || {
+                    let _turn = RAISING.contains(&$name).then(Turn::take);
+                    bench($name, $check, $leaks);
+                });
             }
         )*
 

@@ -96,6 +96,20 @@ fn wanted_call(test: &str) -> Option<String> {
     is_for_it.then(|| std::env::var(CALL_VARIABLE).unwrap_or_else(|_| "1".into()))
 }
 
+/// Refuses what a test would hold twice: its child runs the test up to the body, and would wait for
+/// its own parent.
+///
+/// # Panics
+/// In a child that has not reached its body.
+pub(crate) fn assert_in_body(what: &str) {
+    let thread = std::thread::current();
+    let is_child = thread.name().is_some_and(|test| wanted_call(test).is_some());
+    assert!(
+        !is_child || IN_BODY.load(Ordering::Relaxed),
+        "{what} is taken before the child's body"
+    );
+}
+
 /// Counts a turn of a test. In a child it runs the body if the child is this turn's, and returns
 /// `None` if it is another's. Otherwise it returns the turn, for [`execute_body`].
 ///

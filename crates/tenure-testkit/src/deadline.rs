@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// A limit on the time of an action of this process. Meanwhile it measures how long the machine
 /// keeps the process's threads from running, because of other work or because the machine stands
 /// still. That time is added several times. Without such stalls the limit is the given one. At most
-/// [`MOST`] is added.
+/// 450 s are added.
 #[derive(Debug)]
 pub struct Deadline {
     start: Instant,

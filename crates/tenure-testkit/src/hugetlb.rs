@@ -1,6 +1,6 @@
 //! The kernel's pool of huge pages.
 
-use crate::Unavailable;
+use crate::{child, Unavailable};
 use std::fs;
 
 const FILE: &str = "/proc/sys/vm/nr_hugepages";
@@ -12,7 +12,11 @@ pub struct Turn(#[allow(dead_code, reason = "locked as long as it is open")] fs:
 
 impl Turn {
     /// Waits for the turn.
+    ///
+    /// # Panics
+    /// In a child that has not reached its body: the test that started it may have the turn.
     pub fn take() -> Result<Turn, Unavailable> {
+        child::assert_in_body("the turn of huge pages");
         let refused = |e| Unavailable::new(format!("the pool of huge pages cannot be had: {e}"));
         let file = fs::File::open(FILE).map_err(refused)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
