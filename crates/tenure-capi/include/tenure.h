@@ -2281,7 +2281,8 @@ void tenure_free(void *p);
 
 /**
  * Returns how many bytes of the block the program may use, as malloc_usable_size does: the
- * requested size, in whole pages. 0: NULL, or not a block that is in use.
+ * requested size, in whole pages. 0: NULL, or not a block that is in use. The block is the
+ * caller's: no other thread resizes or frees it meanwhile.
  */
 size_t tenure_usable_size(const void *p);
 

@@ -185,11 +185,14 @@ pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
 }
 
 /// Returns how many bytes of the block the program may use, as malloc_usable_size does: the
-/// requested size, in whole pages. 0: NULL, or not a block that is in use.
+/// requested size, in whole pages. 0: NULL, or not a block that is in use. The block is the
+/// caller's: no other thread resizes or frees it meanwhile.
 #[unsafe(no_mangle)]
-pub extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
+pub unsafe extern "C" fn tenure_usable_size(p: *const c_void) -> usize {
     value("tenure_usable_size", 0, || {
-        Ok(NonNull::new(p.cast_mut().cast::<u8>()).and_then(pool::usable_size).unwrap_or(0))
+        let p = NonNull::new(p.cast_mut().cast::<u8>());
+        // SAFETY: the C caller asks about a block of its own.
+        Ok(p.and_then(|p| unsafe { pool::usable_size(p) }).unwrap_or(0))
     })
 }
 

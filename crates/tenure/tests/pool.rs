@@ -24,7 +24,8 @@ fn a_run_is_reused_last_in_first_out() {
     bytes(a, 300_000).fill(1);
     assert!(pool::owns(a.as_ptr()));
     assert!(!pool::owns(&0u8));
-    let size = pool::usable_size(a).unwrap();
+    // SAFETY: the test's own run, here and below.
+    let size = unsafe { pool::usable_size(a) }.unwrap();
     assert!((300_000..=300_000 * 9 / 8 + 4096).contains(&size), "{size}");
     give(a);
     let b = take(300_000);
@@ -60,7 +61,8 @@ fn alignments_up_to_64_mib() {
         for size in [1, MIN_RUN_BYTES, 100_000, 5 << 20] {
             let p = pool::alloc(size, align, true).unwrap();
             assert_eq!(p.as_ptr() as usize % align, 0, "{size} at {align}");
-            assert!(pool::usable_size(p).unwrap() >= size);
+            // SAFETY: the test's own run.
+            assert!(unsafe { pool::usable_size(p) }.unwrap() >= size);
             bytes(p, size)[size - 1] = 1;
             give(p);
         }
@@ -126,7 +128,8 @@ fn a_buffer_keeps_its_bytes() {
 fn what_usable_size_grants_survives_a_reallocation() {
     for size in [70_000, 300_000, 1_100_000, 2_200_000] {
         let p = take(size);
-        let room = pool::usable_size(p).unwrap();
+        // SAFETY: the test's own run.
+        let room = unsafe { pool::usable_size(p) }.unwrap();
         assert!(room > size);
         bytes(p, room).fill(7);
         // SAFETY: the test's own run; its old address is used no more.

@@ -121,7 +121,8 @@ pub unsafe fn free_run(at: *mut c_void) {
     }
     if let Some(at) = NonNull::new(at.cast()) {
         if TEACHES.load(Ordering::Relaxed) {
-            teach(pool::usable_size(at).unwrap_or(0));
+            // SAFETY: the block is the program's, which gives it up.
+            teach(unsafe { pool::usable_size(at) }.unwrap_or(0));
         }
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
         without_waiting_for_forks(|| unsafe { pool::free(at) });
@@ -320,7 +321,8 @@ pub unsafe fn realloc_run_with(
             return none();
         }
     }
-    let Some(old) = pool::usable_size(run) else {
+    // SAFETY: the program resizes its own block.
+    let Some(old) = (unsafe { pool::usable_size(run) }) else {
         // Not the start of an allocation: `free_run` then ends the process with a message.
         // SAFETY: the program gives the pointer up.
         unsafe { free_run(at) };
@@ -466,7 +468,10 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> usize {
     if owns(at) {
-        return NonNull::new(at.cast()).and_then(pool::usable_size).unwrap_or(0);
+        // SAFETY: the program asks about its own block.
+        return NonNull::new(at.cast())
+            .and_then(|at| unsafe { pool::usable_size(at) })
+            .unwrap_or(0);
     }
     if bootstrap_alloc::owns(at) {
         // SAFETY: the program promises that this is a block, and the address lies in the arena.

@@ -105,19 +105,25 @@ pub unsafe fn realloc(
 /// ```
 /// use tenure::pool;
 /// let run = pool::alloc(100_000, 16, false).expect("there is room");
-/// assert!(pool::usable_size(run).is_some_and(|bytes| bytes >= 100_000));
-/// // SAFETY: it is not used again.
-/// unsafe { pool::free(run) };
+/// // SAFETY: the run is this function's own, and it is not used again after `free`.
+/// unsafe {
+///     assert!(pool::usable_size(run).is_some_and(|bytes| bytes >= 100_000));
+///     pool::free(run);
+/// }
 /// ```
 ///
 /// # Cost
 /// About 10 ns; no system call.
+///
+/// # Safety
+/// A block at `p` is the caller's, and no other thread resizes or frees it meanwhile. The reported
+/// bytes are the block's from now on: a [`realloc`] keeps them, and does not zero them.
 #[doc(alias = "malloc_usable_size")]
-pub fn usable_size(p: NonNull<u8>) -> Option<usize> {
+pub unsafe fn usable_size(p: NonNull<u8>) -> Option<usize> {
     let (run, room, _) = room(p)?;
     let usable = run.size().next_multiple_of(page_size()).min(room);
-    // The program may write to these bytes from now on, so a reallocation must keep them. The caller
-    // may not be the owner, who makes the block larger meanwhile: the number never falls here.
+    // The program may write to these bytes from now on, so a reallocation must keep them. If the
+    // caller breaks its promise, the owner's bytes are kept all the same: the number never falls.
     let counted = run.size.fetch_max(usable as u64, Ordering::Relaxed);
     counters::add(Counter::AllocatedBytes, (usable as u64).saturating_sub(counted));
     Some(usable)

@@ -26,7 +26,7 @@ const TAIL_FROM: usize = 64 << 10;
 
 /// See [`realloc`](super::realloc). `own`: how many bytes the owner has, if it says so. Only these keep
 /// their contents then, and with `zeroed` the others are zero, whatever the pool counts: a block of
-/// no bytes has one byte, and `usable_size` grants whole pages to any caller.
+/// no bytes has one byte, and `usable_size` grants whole pages.
 ///
 /// # Safety
 /// The promise of [`realloc`](super::realloc).
