@@ -134,7 +134,7 @@ impl Shared {
 /// Keys 1 and 2, each at a place; `free`: key 2 has left its.
 fn shared(free: bool, act: impl FnOnce(&'static Shared)) {
     let shared = Shared {
-        table: Table::new(0, None),
+        table: Table::new(Default::default(), None),
         life: Life::new(),
         range: OwnedRange::bare("model", 1).unwrap(),
         bytes: [UnsafeCell::new(10), UnsafeCell::new(20)],

@@ -91,7 +91,7 @@ impl Shared {
 /// Every key is dropped once, at the latest with the table.
 fn table(act: impl FnOnce(&'static Shared)) {
     lend(AtomicU32::new(0), |live| {
-        lend(Shared { table: Table::new(0, None), live }, act);
+        lend(Shared { table: Table::new(Default::default(), None), live }, act);
         assert_eq!(live.load(Ordering::Relaxed), 0);
     });
 }

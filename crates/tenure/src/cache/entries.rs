@@ -56,6 +56,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             });
             shard.table.harvest();
         }
+        inner.shards.harvest_left();
     }
 
     /// Returns an iterator over copies of the cache's keys, in no order.

@@ -29,7 +29,7 @@ impl<K> Table<K> {
 
     #[inline(never)]
     fn harvest_by<const KEYS: usize>(&self) {
-        let Some(_harvesting) = Harvesting::begin(self.cache) else { return };
+        let Some(_harvesting) = Harvesting::begin(&self.harvests) else { return };
         loop {
             let mut keys = Keys::<K, KEYS>::new();
             let mut writer = self.writer.lock();

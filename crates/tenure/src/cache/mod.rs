@@ -323,6 +323,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         let inner = &*self.inner;
         let hash = short(inner.shards.hash(key));
         let removed = inner.shards.of(hash).table.remove(hash, key, &Removing { inner, hash });
+        inner.shards.harvest_left();
         removed.is_some_and(|place| !inner.stale(place))
     }
 

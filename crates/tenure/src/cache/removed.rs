@@ -7,6 +7,7 @@ use super::listener::{Listener, RemovalCause};
 use crate::sync::{own_harvests, own_harvests_of, set_own_harvest, set_own_harvests};
 use crate::sync::{Ordering, HARVESTS};
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicBool;
 
 /// The largest depth of a cache's harvests on one thread inside one another.
 ///
@@ -17,23 +18,48 @@ use std::mem::MaybeUninit;
 /// limits of their own: no outer harvest would take their keys. Up to [`HARVESTS`] in all.
 const DEEPEST: usize = 2;
 
+/// What the harvests of one cache have in common.
+#[derive(Debug, Default)]
+pub(super) struct Harvests {
+    /// A harvest was refused, so a table, or the listener's list, may hold what no later call looks
+    /// for.
+    are_refused: AtomicBool,
+}
+
+impl Harvests {
+    /// Distinguishes the caches.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Returns whether a harvest was refused since the last call. `false` also inside another harvest
+    /// of the cache, whose end asks.
+    pub fn are_left(&self) -> bool {
+        let count = own_harvests() as usize;
+        self.are_refused.load(Ordering::Relaxed)
+            && count < HARVESTS
+            && own_harvests_of(count, self.address()) == 0
+            && self.are_refused.swap(false, Ordering::AcqRel)
+    }
+}
+
 /// The calling thread harvests a table until this is dropped, also by a panic.
 pub(super) struct Harvesting {
     outer: u32,
 }
 
 impl Harvesting {
-    /// Begins a harvest of the cache of this number. Returns `None` if the thread is too deep in
-    /// harvests already.
-    pub fn begin(cache: usize) -> Option<Harvesting> {
-        let outer = own_harvests();
-        let is_deep =
-            outer as usize >= HARVESTS || own_harvests_of(outer as usize, cache) >= DEEPEST;
-        (!is_deep).then(|| {
-            set_own_harvest(outer as usize, cache);
-            set_own_harvests(outer + 1);
-            Harvesting { outer }
-        })
+    /// Begins a harvest of a cache. Returns `None` if the thread is too deep in harvests already.
+    pub fn begin(of: &Harvests) -> Option<Harvesting> {
+        let (outer, cache) = (own_harvests(), of.address());
+        let count = outer as usize;
+        if count >= HARVESTS || own_harvests_of(count, cache) >= DEEPEST {
+            of.are_refused.store(true, Ordering::Release);
+            return None;
+        }
+        set_own_harvest(count, cache);
+        set_own_harvests(outer + 1);
+        Some(Harvesting { outer })
     }
 
     /// Keeps the thread from harvesting until the result is dropped, because the program's code
@@ -54,9 +80,16 @@ impl Drop for Harvesting {
 /// Calls the listener for a replaced value, and drops the key. At the largest depth of harvests it
 /// notes the call for the end of an outer harvest. Otherwise a listener that replaces a value, and
 /// is then called for that one, would fill the stack.
-pub(super) fn tell_replaced<K>(cache: usize, listener: &Listener<K>, key: K, cause: RemovalCause) {
-    let Some(_harvesting) = Harvesting::begin(cache) else {
+pub(super) fn tell_replaced<K>(
+    harvests: &Harvests,
+    listener: &Listener<K>,
+    key: K,
+    cause: RemovalCause,
+) {
+    let Some(_harvesting) = Harvesting::begin(harvests) else {
         listener.put_off(key, cause);
+        // Now there is something in the list.
+        harvests.are_refused.store(true, Ordering::Release);
         return;
     };
     listener.tell(&key, cause);

@@ -2,12 +2,14 @@
 
 use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
+use super::removed::Harvests;
 use super::single_flight::Flights;
 use super::space::Index;
 use super::table::{Change, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
 
 /// One shard, on cache lines of its own.
 #[repr(C, align(128))]
@@ -18,6 +20,7 @@ pub(super) struct Shard<K> {
 
 pub(super) struct Shards<K, S> {
     shards: Box<[Shard<K>]>,
+    pub harvests: Arc<Harvests>,
     hasher: S,
 }
 
@@ -31,15 +34,12 @@ fn finish(hash: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// For the whole process: numbers the caches, so that a thread distinguishes whose harvests it is in.
-static CACHES: AtomicUsize = AtomicUsize::new(0);
-
 impl<K, S> Shards<K, S> {
     pub fn new(hasher: S, listener: Option<&Listener<K>>) -> Self {
-        let cache = CACHES.fetch_add(1, Ordering::Relaxed);
-        let table = || Table::new(cache, listener.cloned());
+        let harvests = Arc::<Harvests>::default();
+        let table = || Table::new(harvests.clone(), listener.cloned());
         let shard = |_| Shard { table: table(), misses: AtomicU64::new(0) };
-        Shards { shards: (0..SHARDS).map(shard).collect(), hasher }
+        Shards { shards: (0..SHARDS).map(shard).collect(), harvests, hasher }
     }
 
     #[inline]
@@ -58,9 +58,30 @@ impl<K, S> Shards<K, S> {
         self.shards.iter().enumerate().map(clear).sum()
     }
 
-    /// Drops the removed keys. Runs the program's code.
+    /// Harvests the table of this hash: see [`Table::harvest`].
+    #[inline]
+    pub fn harvest_of(&self, hash: u32) {
+        self.of(hash).table.harvest();
+        self.harvest_left();
+    }
+
+    /// Harvests what a harvest inside another one was refused. Each call of a cache that may have
+    /// harvested ends with it.
+    #[inline]
+    pub fn harvest_left(&self) {
+        if self.harvests.are_left() {
+            self.harvest();
+        }
+    }
+
+    /// Harvests all tables, until nothing is left that a harvest inside another one was refused.
     pub fn harvest(&self) {
-        self.shards.iter().for_each(|shard| shard.table.harvest());
+        loop {
+            self.shards.iter().for_each(|shard| shard.table.harvest());
+            if !self.harvests.are_left() {
+                return;
+            }
+        }
     }
 }
 

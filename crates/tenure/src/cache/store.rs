@@ -349,7 +349,7 @@ impl<K, S> Inner<K, S> {
             count.fetch_add(1, Ordering::Relaxed);
             self.space.left(place);
         }
-        self.shards.of(hash).table.harvest();
+        self.shards.harvest_of(hash);
     }
 }
 
@@ -430,16 +430,15 @@ where
     /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.
     pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
         let Spare { key, cause, evicted } = spare;
-        let table = &self.shards.of(hash).table;
         match (key, cause, &self.listener) {
             (Some(key), Some(cause), Some(listener)) => {
-                tell_replaced(table.cache, listener, key, cause);
+                tell_replaced(&self.shards.harvests, listener, key, cause);
             }
             (key, ..) => drop(key),
         }
         match evicted {
             true => self.shards.harvest(),
-            false => table.harvest(),
+            false => self.shards.harvest_of(hash),
         }
     }
 

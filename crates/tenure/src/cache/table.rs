@@ -16,11 +16,12 @@ use super::array::{Array, Compared, Hit, NoMemory};
 use super::epoch::{Epoch, Grace};
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
-use super::removed::Retired;
+use super::removed::{Harvests, Retired};
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -37,8 +38,7 @@ pub(super) struct Table<K> {
     pub(super) writer: Lock<Writer<K>>,
     /// Called for each key that leaves.
     pub(super) listener: Option<Listener<K>>,
-    /// The number of the cache whose table this is.
-    pub(super) cache: usize,
+    pub(super) harvests: Arc<Harvests>,
     keys: PhantomData<K>,
 }
 
@@ -120,10 +120,10 @@ pub(super) fn arrays<K>(newest: Option<&Array<K>>) -> impl Iterator<Item = &Arra
 }
 
 impl<K> Table<K> {
-    pub fn new(cache: usize, listener: Option<Listener<K>>) -> Self {
+    pub fn new(harvests: Arc<Harvests>, listener: Option<Listener<K>>) -> Self {
         Table {
             listener,
-            cache,
+            harvests,
             epoch: Epoch::new(),
             newest: AtomicPtr::new(null_mut()),
             writer: Lock::new(Rank::CacheShard, Writer::new()),

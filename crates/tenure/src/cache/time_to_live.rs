@@ -152,7 +152,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             if let Some(value) = inner.boarded(hash, key) {
                 // As above; the landing drops a key.
                 drop((landing, make));
-                inner.shards.of(hash).table.harvest();
+                inner.shards.harvest_of(hash);
                 return Ok(value);
             }
             let begun = Instant::now();
@@ -190,7 +190,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
             if let Some(value) = inner.boarded(hash, key) {
                 // As above; the landing drops a key.
                 drop((landing, make));
-                inner.shards.of(hash).table.harvest();
+                inner.shards.harvest_of(hash);
                 return Ok(value);
             }
             let begun = Instant::now();

@@ -322,3 +322,78 @@ fn listeners_that_use_further_caches_are_all_called() {
     // All is told when the outermost call ends.
     assert_eq!(counts, expected);
 }
+
+/// Each report removes the next value, whose key lies in another shard.
+#[test]
+fn a_chain_of_removals_is_told_to_its_end() {
+    let (told, own) = (Told::default(), Arc::new(OnceLock::<Cache<u64>>::new()));
+    let (note, reached) = (noting(&told), own.clone());
+    let tell = move |key: &u64, cause| {
+        note(key, cause);
+        if let Some(cache) = reached.get() {
+            cache.remove(&(key + 1));
+            cache.remove(&(key + 500));
+        }
+    };
+    let cache = Cache::<u64>::builder().eviction_listener(tell).build().unwrap();
+    (0..1000).for_each(|key| cache.insert(key, b"value").unwrap());
+    assert!(own.set(cache.clone()).is_ok());
+    cache.remove(&0);
+    let mut keys: Vec<_> = taken(&told).into_iter().map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, (0..1000).collect::<Vec<_>>());
+    assert_eq!(cache.entry_count(), 0);
+}
+
+/// A key whose drop removes others, once.
+struct Removing(u64);
+
+static REMOVES: AtomicBool = AtomicBool::new(false);
+static OF_REMOVING: OnceLock<Cache<Removing>> = OnceLock::new();
+
+impl Clone for Removing {
+    fn clone(&self) -> Removing {
+        Removing(self.0)
+    }
+}
+
+impl PartialEq for Removing {
+    fn eq(&self, other: &Removing) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Removing {}
+
+impl std::hash::Hash for Removing {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Drop for Removing {
+    fn drop(&mut self) {
+        if self.0 == 7 && REMOVES.swap(false, Ordering::Relaxed) {
+            let cache = OF_REMOVING.get().expect("there is a cache");
+            assert!((100..120).all(|key| cache.remove(&Removing(key))));
+        }
+    }
+}
+
+/// A flight that lands drops a copy of the key, while the cache holds its harvests off.
+#[test]
+fn what_a_key_of_a_flight_removes_is_told() {
+    let told = Told::default();
+    let note = noting(&told);
+    let tell = move |key: &Removing, cause| note(&key.0, cause);
+    let cache = Cache::<Removing>::builder().eviction_listener(tell).build().unwrap();
+    (100..120).for_each(|key| cache.insert(Removing(key), b"value").unwrap());
+    assert!(OF_REMOVING.set(cache.clone()).is_ok());
+    let key = Removing(7);
+    REMOVES.store(true, Ordering::Relaxed);
+    drop(cache.get_or_insert_with(&key, || vec![1]).unwrap());
+    assert!(!REMOVES.load(Ordering::Relaxed), "no copy was dropped");
+    let mut keys: Vec<_> = taken(&told).into_iter().map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, (100..120).collect::<Vec<_>>());
+}

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 fn table<K: Eq>() -> Table<K> {
     #[cfg(not(loom))]
     crate::cache::fork::watch();
-    Table::new(0, None)
+    Table::new(Default::default(), None)
 }
 
 fn hash(key: &u64) -> u32 {
