@@ -193,7 +193,7 @@ impl<K> Table<K> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        loop {
+        'search: loop {
             let (mut hit, mut entered) =
                 locate(self.newest(section), hash, key, &mut enter, |_| ())?;
             // Not a place that the key led to before: another value may be there by now. See
@@ -201,16 +201,14 @@ impl<K> Table<K> {
             while !hit.is_still_there() {
                 // The slot is the key's for the whole section, so the key is not compared again:
                 // meanwhile another thread could overwrite the value again.
-                let Some(now) = hit.now() else { break };
+                let Some(now) = hit.now() else { continue 'search };
                 entered = enter(now.place);
                 hit = now;
             }
-            if hit.is_still_there() {
-                if uses {
-                    hit.array.mark_used(hit.at, hit.place);
-                }
-                return Some((hit.place, entered));
+            if uses {
+                hit.array.mark_used(hit.at, hit.place);
             }
+            return Some((hit.place, entered));
         }
     }
 

@@ -275,7 +275,7 @@ impl AsFd for Brief {
 impl Drop for Brief {
     fn drop(&mut self) {
         if let Some(note) = self.note {
-            note.is_busy();
+            note.becomes_busy();
         }
         close(self.number(), self.file);
         if let Some(note) = self.note {

@@ -74,7 +74,7 @@ impl Note {
 
     /// Notes that the thread is opening or closing the descriptor, while no other thread forks: a
     /// fork that is under way has looked for busy threads already.
-    pub fn is_busy(&self) {
+    pub fn becomes_busy(&self) {
         for _ in 0..FORKS {
             self.is_busy.store(true, Ordering::SeqCst);
             let Some(fork) = others_fork() else { return };
@@ -120,7 +120,7 @@ pub(super) fn begin() -> Option<&'static Note> {
             && note.word.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     };
     let note = OPEN.notes.iter().find(free)?;
-    note.is_busy();
+    note.becomes_busy();
     Some(note)
 }
 
