@@ -25,6 +25,11 @@ impl Live {
         Live { terminal, bar: ProgressBar::hidden(), name: String::new(), limit, next_line: 0.0 }
     }
 
+    /// The limit is another one from now on.
+    pub fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
     /// A line of its own.
     pub fn say(&self, line: &str) {
         self.say_beside("", line);

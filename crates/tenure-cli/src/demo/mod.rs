@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sizes = args.sizes().map_err(WrongUsage)?;
     // Before the first cgroup, which a signal would leave behind.
     let interrupted = interruptible()?;
-    let enforcement = Enforcement::choose(args.limit, args.stand_in);
+    let enforcement = Enforcement::choose(sizes.limit, args.stand_in);
     if let (Enforcement::StandIn { reason }, 2..) = (&enforcement, args.workers) {
         let why =
             "--workers needs a memory cgroup: only the kernel counts memory that workers share";
@@ -64,15 +64,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for file in args.json.iter().chain([&args.svg]) {
         report::can_be_written(file)?;
     }
-    let mut live = Live::new(args.limit);
+    let mut live = Live::new(sizes.limit);
     live.say(&headline(args, &sizes));
     if let Some(note) = enforcement.note() {
         live.say(&note);
     }
     let pieces = prepare(args, &sizes, &interrupted.flag, &mut live)?;
+    let sizes = if interrupted.is_set() { sizes } else { fit(args, sizes, &pieces, &mut live) };
     let common = way::Common {
         enforcement: &enforcement,
-        limit: args.limit,
+        limit: sizes.limit,
         workers: args.workers,
         schedule: args.schedule(&sizes),
         interrupted: &interrupted.flag,
@@ -89,13 +90,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if !interrupted.is_set() {
-        print(args, &enforcement, &pieces, &outcomes)?;
-        return finish(args, &enforcement, &pieces, &outcomes);
+        print(args, &common, &pieces, &outcomes)?;
+        return finish(args, &common, &pieces, &outcomes);
     }
     if !outcomes.is_empty() {
         live.say("the caches that were finished (no picture, no JSON):");
         // The interruption is the more important result.
-        let _ = print(args, &enforcement, &pieces, &outcomes);
+        let _ = print(args, &common, &pieces, &outcomes);
     }
     interrupted.end();
     Ok(())
@@ -108,7 +109,7 @@ fn headline(args: &Args, sizes: &Sizes) -> String {
     };
     format!(
         "tenure demo: {} for {served}, which needs between {} and {}; {} caches, {} s each",
-        size::show(args.limit),
+        size::show(sizes.limit),
         size::show(sizes.neighbour_min),
         size::show(sizes.neighbour_max),
         sizes.ways(args.workers).len(),
@@ -128,7 +129,8 @@ fn prepare(
         dir: &args.dir,
         seed: args.seed,
         value_bytes: sizes.working_set,
-        least_value_bytes: sizes.least_working_set(),
+        enough_value_bytes: sizes.least_working_set(),
+        least_value_bytes: args.least_values(),
         level: args.level,
         patience: sizes.preparation(),
     };
@@ -150,6 +152,23 @@ fn prepare(
     Ok(pieces)
 }
 
+/// Takes a smaller limit where a slow or busy machine made too few values in time.
+fn fit(args: &Args, asked: Sizes, pieces: &Pieces, live: &mut Live) -> Sizes {
+    let sizes = args.sizes_for(pieces.value_bytes()).unwrap_or(asked);
+    if sizes != asked {
+        live.say(&format!(
+            "this machine is slow or busy, so the demo goes on with {} for both, of which the \
+             neighbour needs between {} and {} (--limit {}M makes it wait for more values)",
+            size::show(sizes.limit),
+            size::show(sizes.neighbour_min),
+            size::show(sizes.neighbour_max),
+            asked.limit >> 20
+        ));
+        live.set_limit(sizes.limit);
+    }
+    sizes
+}
+
 fn run_way(
     args: &Args,
     common: &way::Common<'_>,
@@ -158,7 +177,7 @@ fn run_way(
     live: &mut Live,
 ) -> anyhow::Result<Outcome> {
     let shared = match way.store {
-        Kind::Shared { .. } => Some(share(args.limit)?),
+        Kind::Shared { .. } => Some(share(common.limit)?),
         _ => None,
     };
     let plan = Plan {
@@ -173,7 +192,7 @@ fn run_way(
         level: args.level,
         stand_in_limit: match common.enforcement {
             Enforcement::Kernel => None,
-            Enforcement::StandIn { .. } => Some(args.limit),
+            Enforcement::StandIn { .. } => Some(common.limit),
         },
         pieces: pieces.clone(),
     };
@@ -204,19 +223,19 @@ fn share(limit: u64) -> anyhow::Result<OwnedFd> {
 /// Prints the results.
 fn print(
     args: &Args,
-    enforcement: &Enforcement,
+    common: &way::Common<'_>,
     pieces: &Pieces,
     outcomes: &[Outcome],
 ) -> anyhow::Result<()> {
     let width = terminal::text_width();
     let sentence = |text: &str| format!("  {}", wrap(text, 2, width));
-    let setting = report::setting(args, enforcement, pieces, outcomes);
+    let setting = report::setting(args, common.enforcement, pieces, outcomes);
     let mut out = io::stdout().lock();
-    writeln!(out, "\n{}", table::render(outcomes, args.limit, width))?;
+    writeln!(out, "\n{}", table::render(outcomes, common.limit, width))?;
     for remark in table::remarks(outcomes) {
         write!(out, "{}", sentence(&remark))?;
     }
-    writeln!(out, "\n{}", terminal_plot::render(outcomes, args.limit, width))?;
+    writeln!(out, "\n{}", terminal_plot::render(outcomes, common.limit, width))?;
     for line in &setting {
         write!(out, "{}", sentence(line))?;
     }
@@ -226,18 +245,19 @@ fn print(
 /// Writes the files.
 fn finish(
     args: &Args,
-    enforcement: &Enforcement,
+    common: &way::Common<'_>,
     pieces: &Pieces,
     outcomes: &[Outcome],
 ) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    let picture = svg::render(outcomes, args.limit, &report::caption(args, enforcement, pieces))?;
+    let caption = report::caption(args, common.enforcement, pieces);
+    let picture = svg::render(outcomes, common.limit, &caption)?;
     std::fs::write(&args.svg, picture)
         .map_err(|error| failed("open", error))
         .with_context(|| report::cannot_write(&args.svg))?;
     writeln!(out, "  Picture: {}", args.svg.display())?;
     if let Some(path) = &args.json {
-        report::write_json(path, args, enforcement, pieces, outcomes)?;
+        report::write_json(path, args, common, pieces, outcomes)?;
         writeln!(out, "  Every sample: {}", path.display())?;
     }
     out.flush()?;

@@ -12,6 +12,9 @@ use tenure_command::number::within;
 const PREPARATION: Duration = Duration::from_secs(10);
 /// The values that a machine makes in half of that time, even if it is slow.
 const PREPARED: u64 = 128 << 20;
+const LIMIT: u64 = 256 << 20;
+/// A slow machine's, where the user names none. It leaves a cache of 5 MiB at the worst hour.
+const LEAST_LIMIT: u64 = 64 << 20;
 
 const HELP: &str = "\
 A worker process serves requests for pieces of real files, compressed by zstd. Compressing is \
@@ -47,9 +50,9 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10.0,
           value_parser = within("a number of seconds", 1.0..=3600.0, "10"))]
     pub seconds: f64,
-    /// Memory for worker and neighbour together.
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
-    pub limit: u64,
+    /// Memory for worker and neighbour together [default: 256M, or less on a slow machine].
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub limit: Option<u64>,
     /// The neighbour's need in its best hour [default: a tenth of the limit].
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub neighbour_min: Option<u64>,
@@ -91,7 +94,8 @@ pub struct Args {
 /// The sizes that follow from the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    limit: u64,
+    /// For worker and neighbour together.
+    pub limit: u64,
     /// The neighbour's least need.
     pub neighbour_min: u64,
     /// The neighbour's greatest need.
@@ -103,11 +107,33 @@ pub struct Sizes {
 impl Args {
     /// Checks the options against each other.
     pub fn sizes(&self) -> Result<Sizes, String> {
+        self.sizes_at(self.limit.unwrap_or(LIMIT))
+    }
+
+    /// The sizes for a machine that made only this many bytes of values in time: those of the
+    /// largest limit for which they suffice. A limit that the user named stays.
+    pub fn sizes_for(&self, value_bytes: u64) -> Option<Sizes> {
+        self.choices().find(|sizes| sizes.least_working_set() <= value_bytes)
+    }
+
+    /// With fewer bytes of values the demo cannot show anything, whatever limit it takes.
+    pub fn least_values(&self) -> u64 {
+        self.choices().last().map_or(0, |sizes| sizes.least_working_set())
+    }
+
+    /// The sizes that the demo may take, the largest first.
+    fn choices(&self) -> impl Iterator<Item = Sizes> + '_ {
+        let most = self.limit.unwrap_or(LIMIT);
+        let least = if self.limit.is_some() { most } else { LEAST_LIMIT };
+        (least..=most).rev().step_by(MIB as usize).map_while(|limit| self.sizes_at(limit).ok())
+    }
+
+    fn sizes_at(&self, limit: u64) -> Result<Sizes, String> {
         let sizes = Sizes {
-            limit: self.limit,
-            neighbour_min: self.neighbour_min.unwrap_or(self.limit / 10),
-            neighbour_max: self.neighbour_max.unwrap_or(self.limit / 3 * 2),
-            working_set: self.limit / 2 * 3,
+            limit,
+            neighbour_min: self.neighbour_min.unwrap_or(limit / 10),
+            neighbour_max: self.neighbour_max.unwrap_or(limit / 3 * 2),
+            working_set: limit / 2 * 3,
         };
         if sizes.worst_hour(self.workers) / u64::from(self.workers) < SMALLEST_CACHE {
             return Err(format!(
@@ -248,6 +274,31 @@ mod tests {
             sizes(&[&["--limit", least], more].concat()).unwrap();
             let less = least.trim_end_matches('M').parse::<u32>().unwrap() - 4;
             sizes(&[&["--limit", &format!("{less}M")], more].concat()).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_slow_machine_gets_the_largest_limit_that_its_values_overflow() {
+        let args = |line: &[&str]| {
+            let words = std::iter::once("demo").chain(line.iter().copied());
+            Line::try_parse_from(words).unwrap().args
+        };
+        let default = args(&[]);
+        for made in [400 << 20, 146 << 20, 60 << 20, default.least_values()] {
+            let sizes = default.sizes_for(made).unwrap();
+            assert!(made >= sizes.least_working_set(), "{sizes:?}");
+            let larger = default.sizes_at(sizes.limit + MIB).unwrap();
+            assert!(sizes.limit == LIMIT || made < larger.least_working_set(), "{sizes:?}");
+        }
+        assert_eq!(default.sizes_for(1 << 20), None);
+        let named = args(&["--limit", "256M"]);
+        assert_eq!(named.sizes_for(named.least_values()), named.sizes().ok());
+        assert_eq!(named.sizes_for(named.least_values() - 1), None);
+        for line in [["--neighbour-max", "200M"], ["--neighbour-min", "150M"]] {
+            let args = args(&line);
+            let sizes = args.sizes_for(args.least_values()).unwrap();
+            assert!(sizes.limit > LEAST_LIMIT && sizes.limit < LIMIT, "{sizes:?}");
+            assert!(sizes.neighbour_min < sizes.neighbour_max, "{sizes:?}");
         }
     }
 

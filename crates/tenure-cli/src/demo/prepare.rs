@@ -31,12 +31,14 @@ pub struct Wanted<'a> {
     pub seed: u64,
     /// Bytes of values, all together.
     pub value_bytes: u64,
+    /// With fewer bytes the demo needs a smaller limit.
+    pub enough_value_bytes: u64,
     /// With fewer bytes the demo would show nothing.
     pub least_value_bytes: u64,
     /// zstd's level.
     pub level: i32,
-    /// After this time the existing values are used, if they suffice; after three times that
-    /// otherwise.
+    /// After this time the existing values are used, if they are enough; a little later, if they
+    /// are more than the least; after three times that otherwise.
     pub patience: Duration,
 }
 
@@ -82,13 +84,13 @@ pub fn prepare(
         let seconds = started.elapsed().as_secs_f64();
         if was_late {
             bail!(
-                "this machine makes only {made} of values in {seconds:.0} s, and at this limit the \
-                 demo needs {needed}; compress faster with --level 1, or name a lower --limit"
+                "this machine makes only {made} of values in {seconds:.0} s, and the demo needs \
+                 {needed}; compress faster with --level 1, or name a lower --limit"
             );
         }
         bail!(
-            "the files of {} give only {made} of values, and at this limit the demo needs \
-             {needed}; name a larger --dir or a lower --limit",
+            "the files of {} give only {made} of values, and the demo needs {needed}; \
+             name a larger --dir or a lower --limit",
             wanted.dir.display(),
         );
     }
@@ -107,9 +109,12 @@ struct Work<'a> {
 impl Work<'_> {
     /// On a slow or busy machine a late start is better than too few values.
     fn time_is_up(&self) -> bool {
-        let enough = self.made_bytes.load(Ordering::Relaxed) >= self.wanted.least_value_bytes;
-        let most = if enough { 1 } else { 3 };
-        self.started.elapsed() >= most * self.wanted.patience
+        let patience = match self.made_bytes.load(Ordering::Relaxed) {
+            made if made >= self.wanted.enough_value_bytes => 1.0,
+            made if made >= self.wanted.least_value_bytes => 1.4,
+            _ => 3.0,
+        };
+        self.started.elapsed() >= self.wanted.patience.mul_f64(patience)
     }
 
     fn make_values(&self, files: &[String], sources: &[Source]) -> anyhow::Result<()> {
@@ -199,6 +204,7 @@ mod tests {
             dir,
             seed: 5,
             value_bytes: 100 << 10,
+            enough_value_bytes: 1 << 10,
             least_value_bytes: 1 << 10,
             level: 1,
             patience: Duration::from_secs(20),
@@ -247,6 +253,32 @@ mod tests {
         for piece in &first.list {
             assert!(piece.matches(maker.make(&first.files, piece.source).unwrap()));
         }
+    }
+
+    #[test]
+    fn a_slow_machine_starts_with_fewer_values() {
+        let dir = tree();
+        let late = Wanted {
+            enough_value_bytes: u64::MAX,
+            least_value_bytes: 0,
+            value_bytes: u64::MAX,
+            patience: Duration::ZERO,
+            ..wanted(dir.path())
+        };
+        let stop = AtomicBool::new(false);
+        let started = Instant::now();
+        let work = Work {
+            wanted: &late,
+            stop: &stop,
+            started,
+            next: AtomicUsize::new(0),
+            made_bytes: AtomicU64::new(0),
+            made: Mutex::default(),
+        };
+        assert!(work.time_is_up());
+        let patient = Wanted { patience: Duration::from_secs(600), ..wanted(dir.path()) };
+        assert!(!Work { wanted: &patient, ..work }.time_is_up());
+        assert!(prepare(&late, &stop, |_| {}).unwrap().value_bytes() < 100 << 10);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::options::Args;
 use super::outcome::Outcome;
 use super::piece::Pieces;
 use super::room::Enforcement;
+use super::way::Common;
 use crate::name::shown;
 use crate::size;
 use anyhow::Context;
@@ -84,20 +85,20 @@ struct Measured<'a> {
 pub fn write_json(
     path: &Path,
     args: &Args,
-    enforcement: &Enforcement,
+    common: &Common<'_>,
     pieces: &Pieces,
     outcomes: &[Outcome],
 ) -> anyhow::Result<()> {
     let everything = Everything {
         tenure: env!("CARGO_PKG_VERSION"),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-        enforcement: match enforcement {
+        enforcement: match common.enforcement {
             Enforcement::Kernel => "kernel",
             Enforcement::StandIn { .. } => "stand_in",
         },
-        note: enforcement.note(),
+        note: common.enforcement.note(),
         dir: args.dir.display().to_string(),
-        limit: args.limit,
+        limit: common.limit,
         threads: args.threads,
         zipf: args.zipf,
         zstd_level: args.level,
