@@ -34,7 +34,7 @@ struct Own {
     /// Open sections of the epochs of tables.
     sections: Cell<u32>,
     harvests: Cell<u32>,
-    /// The number of each harvest's cache.
+    /// Which cache each harvest is of.
     harvests_of: [Cell<usize>; HARVESTS],
     /// The address of the shared-memory record in which the thread counts or uncounts a pin. 0:
     /// none.
@@ -146,12 +146,12 @@ pub(crate) fn set_own_harvests(count: u32) {
     OWN.with(|own| own.harvests.set(count));
 }
 
-/// Notes of which cache the calling thread's harvest of this number is.
+/// Sets the note of which cache the calling thread's harvest of this number is.
 pub(crate) fn set_own_harvest(number: usize, cache: usize) {
     OWN.with(|own| own.harvests_of[number].set(cache));
 }
 
-/// How many of the calling thread's first `count` harvests are of this cache.
-pub(crate) fn own_harvests_of(count: usize, cache: usize) -> usize {
-    OWN.with(|own| own.harvests_of[..count].iter().filter(|one| one.get() == cache).count())
+/// The note of the calling thread's harvest of this number.
+pub(crate) fn own_harvest(number: usize) -> usize {
+    OWN.with(|own| own.harvests_of[number].get())
 }

@@ -152,8 +152,9 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     /// cache at that moment, and its time adds to that call. It runs under no lock of tenure's.
     /// Neither tenure's worker nor tenure's handlers for forks and signals call it. The function
     /// may use the cache, and the cache may then call it again inside itself. Before the outer call
-    /// ends (if that is a get, before the next call of another kind ends), the cache has reported
-    /// everything that the function's own calls of it led to. So a function
+    /// ends (if that looks for a value, before the next call ends), the cache has reported
+    /// everything that the function's own calls of it led to, or another thread that uses the cache
+    /// is reporting it. So a function
     /// that inserts a value for each evicted one makes room again and again there: leave that to
     /// another thread. The calls for one key may come in another order than its values left, and
     /// from several threads at once. The cache catches a panic of the function. The program's panic

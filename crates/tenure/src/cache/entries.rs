@@ -81,6 +81,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     where
         K: Clone,
     {
+        self.inner.shards.harvest_left();
         self.inner.shards.iter().flat_map(|shard| {
             let mut keys = Vec::with_capacity(shard.table.len());
             shard.table.each_key(|key| keys.push(key.clone()));

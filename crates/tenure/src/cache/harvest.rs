@@ -1,7 +1,6 @@
 //! Harvests of a table: drop what was taken out of it and no reader can read any more.
 
 use super::array::Array;
-use super::listener::Listener;
 use super::removed::{Harvesting, Keys, Retired};
 use super::table::{arrays, Table, Writer};
 use crate::sync::Guard;
@@ -13,23 +12,47 @@ impl<K> Table<K> {
     /// see [`Harvesting`].
     #[inline]
     pub fn harvest(&self) {
-        if self.epoch.pending() || self.listener.as_ref().is_some_and(Listener::has_put_off) {
+        if self.epoch.pending() {
             self.harvest_now();
         }
     }
 
     #[cold]
     fn harvest_now(&self) {
+        if let Some(harvesting) = Harvesting::begin(&self.harvests) {
+            self.harvest_as(&harvesting);
+        }
+    }
+
+    /// Calls the listener for what was put off when the thread was too deep in harvests.
+    pub fn tell_put_off(&self) {
+        if let Some(listener) = self.listener.as_ref().filter(|listener| listener.has_put_off()) {
+            let harvesting = Harvesting::begin(&self.harvests);
+            harvesting.iter().for_each(|_| listener.tell_put_off());
+        }
+    }
+
+    /// Harvests before the table ends, however deep the thread is in harvests. Keys that are still
+    /// in the table are not reported.
+    pub fn harvest_last(&self) {
+        let Some(listener) = &self.listener else { return };
+        let harvesting = Harvesting::last(&self.harvests);
+        if self.epoch.pending() {
+            self.harvest_as(&harvesting);
+        }
+        listener.tell_put_off();
+    }
+
+    fn harvest_as(&self, harvesting: &Harvesting<'_>) {
         // The keys come out onto the stack, which has no room for 16 large ones.
         match size_of::<K>() {
-            0..=256 => self.harvest_by::<16>(),
-            _ => self.harvest_by::<1>(),
+            0..=256 => self.harvest_by::<16>(harvesting),
+            _ => self.harvest_by::<1>(harvesting),
         }
     }
 
     #[inline(never)]
-    fn harvest_by<const KEYS: usize>(&self) {
-        let Some(_harvesting) = Harvesting::begin(&self.harvests) else { return };
+    fn harvest_by<const KEYS: usize>(&self, _harvesting: &Harvesting<'_>) {
         loop {
             let mut keys = Keys::<K, KEYS>::new();
             let mut writer = self.writer.lock();
@@ -48,7 +71,6 @@ impl<K> Table<K> {
             if let Some(listener) = &self.listener {
                 retired.tell(listener);
                 keys.tell(listener);
-                listener.tell_put_off();
             }
             if keys.len == 0 && retired.0.is_null() {
                 return;

@@ -4,7 +4,7 @@
 
 use super::array::Array;
 use super::listener::{Listener, RemovalCause};
-use crate::sync::{own_harvests, own_harvests_of, set_own_harvest, set_own_harvests};
+use crate::sync::{own_harvest, own_harvests, set_own_harvest, set_own_harvests};
 use crate::sync::{Ordering, HARVESTS};
 use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicBool;
@@ -18,62 +18,106 @@ use std::sync::atomic::AtomicBool;
 /// limits of their own: no outer harvest would take their keys. Up to [`HARVESTS`] in all.
 const DEEPEST: usize = 2;
 
+/// In a thread's note of a harvest: inside it, another harvest of the cache was refused.
+const REFUSED: usize = 1;
+
 /// What the harvests of one cache have in common.
 #[derive(Debug, Default)]
+#[repr(align(2))]
 pub(super) struct Harvests {
-    /// A harvest was refused, so a table, or the listener's list, may hold what no later call looks
-    /// for.
-    are_refused: AtomicBool,
+    /// A table, or the listener's list, may hold what no later call looks for.
+    are_left: AtomicBool,
 }
 
 impl Harvests {
-    /// Distinguishes the caches.
+    /// Distinguishes the caches. It is even: see [`REFUSED`].
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns whether a harvest was refused since the last call. `false` also inside another harvest
-    /// of the cache, whose end asks.
+    /// The numbers of the calling thread's harvests of this cache, from the outermost.
+    fn own(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_ours = |number: &usize| own_harvest(*number) & !REFUSED == self.address();
+        (0..own_harvests() as usize).filter(is_ours)
+    }
+
+    /// Notes that something is left: for the end of the thread's outermost harvest of the cache, or
+    /// for the next call of the cache. Another thread cannot take it before that end: it would do
+    /// the work of this thread for as long as this thread goes on.
+    pub fn leave(&self) {
+        match self.own().next() {
+            Some(outermost) => set_own_harvest(outermost, self.address() | REFUSED),
+            None => self.are_left.store(true, Ordering::Release),
+        }
+    }
+
+    /// In a forked child: the notes of the parent's other threads are gone.
+    pub fn reset_in_child(&self) {
+        self.are_left.store(true, Ordering::Release);
+    }
+
+    /// Returns whether something is left. The caller then harvests all tables. `false` also inside
+    /// another harvest of the cache.
+    #[inline]
     pub fn are_left(&self) -> bool {
-        let count = own_harvests() as usize;
-        self.are_refused.load(Ordering::Relaxed)
-            && count < HARVESTS
-            && own_harvests_of(count, self.address()) == 0
-            && self.are_refused.swap(false, Ordering::AcqRel)
+        self.are_left.load(Ordering::Relaxed) && self.take_left()
+    }
+
+    #[cold]
+    fn take_left(&self) -> bool {
+        (own_harvests() as usize) < HARVESTS
+            && self.own().next().is_none()
+            && self.are_left.swap(false, Ordering::AcqRel)
     }
 }
 
 /// The calling thread harvests a table until this is dropped, also by a panic.
-pub(super) struct Harvesting {
-    outer: u32,
+pub(super) struct Harvesting<'a> {
+    of: &'a Harvests,
+    outer: usize,
 }
 
-impl Harvesting {
+impl<'a> Harvesting<'a> {
     /// Begins a harvest of a cache. Returns `None` if the thread is too deep in harvests already.
-    pub fn begin(of: &Harvests) -> Option<Harvesting> {
-        let (outer, cache) = (own_harvests(), of.address());
-        let count = outer as usize;
-        if count >= HARVESTS || own_harvests_of(count, cache) >= DEEPEST {
-            of.are_refused.store(true, Ordering::Release);
+    pub fn begin(of: &'a Harvests) -> Option<Harvesting<'a>> {
+        if own_harvests() as usize >= HARVESTS || of.own().count() >= DEEPEST {
+            of.leave();
             return None;
         }
-        set_own_harvest(count, cache);
-        set_own_harvests(outer + 1);
-        Some(Harvesting { outer })
+        Some(Harvesting::deeper(of, 1))
     }
 
-    /// Keeps the thread from harvesting until the result is dropped, because the program's code
-    /// would run where it must not wait. The code that drops it then harvests.
-    pub fn hold_off() -> Harvesting {
-        let outer = own_harvests();
-        set_own_harvests(HARVESTS as u32);
-        Harvesting { outer }
+    /// Begins the last harvest of a cache that ends, however deep the thread is: no later call would
+    /// take what this one leaves.
+    pub fn last(of: &'a Harvests) -> Harvesting<'a> {
+        Harvesting::deeper(of, 1)
+    }
+
+    /// Keeps the thread from harvesting this cache until the result is dropped, because the
+    /// program's code would run where it must not wait. The code that drops it then harvests.
+    pub fn hold_off(of: &'a Harvests) -> Harvesting<'a> {
+        Harvesting::deeper(of, DEEPEST)
+    }
+
+    fn deeper(of: &'a Harvests, by: usize) -> Harvesting<'a> {
+        let outer = own_harvests() as usize;
+        let now = HARVESTS.min(outer + by);
+        (outer..now).for_each(|number| set_own_harvest(number, of.address()));
+        set_own_harvests(now as u32);
+        Harvesting { of, outer }
     }
 }
 
-impl Drop for Harvesting {
+impl Drop for Harvesting<'_> {
     fn drop(&mut self) {
-        set_own_harvests(self.outer);
+        let is_noted = self.outer < own_harvests() as usize;
+        let refused = is_noted && own_harvest(self.outer) & REFUSED != 0;
+        set_own_harvests(self.outer as u32);
+        // After a panic this harvest has left something, and the calls that it passes harvest
+        // nothing.
+        if refused || std::thread::panicking() {
+            self.of.leave();
+        }
     }
 }
 
@@ -89,12 +133,11 @@ pub(super) fn tell_replaced<K>(
     let Some(_harvesting) = Harvesting::begin(harvests) else {
         listener.put_off(key, cause);
         // Now there is something in the list.
-        harvests.are_refused.store(true, Ordering::Release);
+        harvests.leave();
         return;
     };
     listener.tell(&key, cause);
     drop(key);
-    listener.tell_put_off();
 }
 
 /// At most `MOST` keys that were taken out of the table. They are dropped with this value.

@@ -65,8 +65,8 @@ impl<K, S> Shards<K, S> {
         self.harvest_left();
     }
 
-    /// Harvests what a harvest inside another one was refused. Each call of a cache that may have
-    /// harvested ends with it.
+    /// Harvests what a harvest inside another one was refused, or what a panic left. Each call of a
+    /// cache that may have harvested ends with it; one that returns a value begins with it.
     #[inline]
     pub fn harvest_left(&self) {
         if self.harvests.are_left() {
@@ -74,10 +74,11 @@ impl<K, S> Shards<K, S> {
         }
     }
 
-    /// Harvests all tables, until nothing is left that a harvest inside another one was refused.
+    /// Harvests all tables, until nothing is left that a harvest inside these was refused.
     pub fn harvest(&self) {
         loop {
             self.shards.iter().for_each(|shard| shard.table.harvest());
+            self.shards[0].table.tell_put_off();
             if !self.harvests.are_left() {
                 return;
             }

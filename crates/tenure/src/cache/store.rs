@@ -108,6 +108,7 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        self.shards.harvest_left();
         let shard = self.shards.of(hash);
         let section = shard.table.section(true);
         let found =
@@ -280,6 +281,7 @@ impl<K, S> Inner<K, S> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        self.shards.harvest_left();
         let is_there = if self.has_ends.load(Ordering::Relaxed) {
             self.ask(hash, key, |place| self.enter(place), |place, at| self.is_alive(place, at?))
         } else {
@@ -406,7 +408,7 @@ where
             let section = section.take().unwrap_or_else(|| table.section(false));
             // If a key's drop panicked during the insert, the returned key would be lost, and no
             // listener would hear of it.
-            let quiet = Harvesting::hold_off();
+            let quiet = Harvesting::hold_off(&self.shards.harvests);
             let stale = |place| self.stale(place);
             match table.insert(section, hash, key, place, &stale, change) {
                 Ok(key) => return Ok(key),
@@ -450,7 +452,7 @@ where
         Q: Eq + ?Sized,
     {
         // A dropped key or the listener may ask for the key, and would then wait for this flight.
-        let _quiet = Harvesting::hold_off();
+        let _quiet = Harvesting::hold_off(&self.shards.harvests);
         // Writers that did not see this maker have left after this: see `Flights::any`.
         self.shards.of(hash).table.pass_writers();
         self.contains(hash, key).then(|| self.look_up(hash, key))?
@@ -471,7 +473,7 @@ where
             // The early check saves evictions for it.
             return Ok(Value::own(bytes, false));
         }
-        let quiet = Harvesting::hold_off();
+        let quiet = Harvesting::hold_off(&self.shards.harvests);
         let put = self.put(hash, key.to_owned(), &bytes, time_to_live, Some(&landing));
         // Before there is a value to return: if the drop of a key panicked, that value would be
         // lost, and stay pinned.

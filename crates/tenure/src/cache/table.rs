@@ -474,6 +474,7 @@ impl<K> Table<K> {
 
     /// Forgets the parent's readers in a forked child, whose only thread is the caller.
     pub fn reset_in_child(&self) {
+        self.harvests.reset_in_child();
         // A thread that forked inside a key's code still reads. Then the counters stay as they are,
         // and what the child removes may never be freed.
         if sections_open() == 0 {
@@ -558,11 +559,6 @@ impl<K> Drop for Table<K> {
                 drop([newest, writer.retired, writer.waiting, writer.ready].map(Retired));
             }
         }
-        let arrays = Arrays(self);
-        if arrays.0.listener.is_some() {
-            // Calls the listener for removed keys. The keys that are still in the table are not
-            // reported.
-            arrays.0.harvest();
-        }
+        Arrays(self).0.harvest_last();
     }
 }

@@ -19,6 +19,7 @@ mod retire_kit;
 mod cache_entries;
 mod cache_forks;
 mod cache_keys;
+mod cache_left;
 mod cache_lifetimes;
 mod cache_limits;
 mod cache_listener;

@@ -1,0 +1,260 @@
+//! What a call of a cache could not report, or drop, is left for the end of the outermost call, or
+//! for the next call, whatever the program's code does.
+
+use crate::promise_kit::*;
+use std::hash::{Hash, Hasher};
+use std::mem::ManuallyDrop;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{mpsc, Arc, Mutex, OnceLock};
+use tenure::Cache;
+use tenure_testkit::this_test;
+
+type Call = fn(&Cache<Key>);
+type Code = Box<dyn FnMut(Event, u64) + Send>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Equal,
+    Cloned,
+    Dropped,
+}
+
+/// The program's code in keys. It runs one at a time, and not inside itself.
+static CODE: Mutex<Option<Code>> = Mutex::new(None);
+
+fn run(event: Event, key: u64) {
+    let code = CODE.lock().unwrap_or_else(|poison| poison.into_inner()).take();
+    if let Some(mut code) = code {
+        code(event, key);
+        CODE.lock().unwrap_or_else(|poison| poison.into_inner()).get_or_insert(code);
+    }
+}
+
+fn set(code: impl FnMut(Event, u64) + Send + 'static) {
+    *CODE.lock().unwrap() = Some(Box::new(code));
+}
+
+/// Calls `act` at the first such event of a key, if `CODE` is set to the result.
+fn at_first(
+    event: Event,
+    key: u64,
+    act: impl FnOnce() + Send + 'static,
+) -> impl FnMut(Event, u64) + Send {
+    let mut act = Some(act);
+    move |happened, to| {
+        if (happened, to) == (event, key) {
+            if let Some(act) = act.take() {
+                act();
+            }
+        }
+    }
+}
+
+struct Key(u64);
+
+impl Clone for Key {
+    fn clone(&self) -> Key {
+        run(Event::Cloned, self.0);
+        Key(self.0)
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        run(Event::Equal, self.0);
+        self.0 == other.0
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        run(Event::Dropped, self.0);
+    }
+}
+
+type Told = Arc<Mutex<Vec<u64>>>;
+
+fn sorted(told: &Told) -> Vec<u64> {
+    let mut all = std::mem::take(&mut *told.lock().unwrap());
+    all.sort_unstable();
+    all
+}
+
+/// A cache of the keys 0 to 999. Each report notes its key and removes what `then` says.
+fn chained(then: fn(u64) -> std::ops::Range<u64>) -> (Cache<Key>, Told) {
+    let (told, own) = (Told::default(), Arc::new(OnceLock::<Cache<Key>>::new()));
+    let (note, reached) = (told.clone(), own.clone());
+    let listener = move |key: &Key, _| {
+        note.lock().unwrap().push(key.0);
+        let Some(cache) = reached.get() else { return };
+        for key in then(key.0) {
+            // Its drop runs none of the test's code.
+            cache.remove(&*ManuallyDrop::new(Key(key)));
+        }
+    };
+    let cache = Cache::builder().eviction_listener(listener).build().unwrap();
+    (0..1000).for_each(|key| cache.insert(Key(key), b"value").unwrap());
+    assert!(own.set(cache.clone()).is_ok());
+    (cache, told)
+}
+
+/// The first report removes one value, whose report removes all others.
+fn all_at_once(key: u64) -> std::ops::Range<u64> {
+    match key {
+        0 => 1..2,
+        1 => 2..1000,
+        _ => 0..0,
+    }
+}
+
+#[test]
+fn a_panic_of_a_key_leaves_no_report_out() {
+    promised(this_test!(), || {
+        for panics in (0..1000).step_by(125) {
+            let (cache, told) = chained(all_at_once);
+            let at = move || panic!("a key's drop");
+            set(at_first(Event::Dropped, panics, at));
+            let first = ManuallyDrop::new(Key(0));
+            let call = catch_unwind(AssertUnwindSafe(|| cache.remove(&*first)));
+            *CODE.lock().unwrap() = None;
+            assert!(call.is_err(), "the drop of key {panics} did not panic");
+            let _ = cache.contains_key(&Key(5000));
+            assert_eq!(sorted(&told), (0..1000).collect::<Vec<_>>(), "key {panics} panicked");
+        }
+    });
+}
+
+fn one_after_another(key: u64) -> std::ops::Range<u64> {
+    key + 1..key + 2
+}
+
+/// A get must end with nothing but its value. So the next call reports the rest, whatever it is.
+#[test]
+fn any_next_call_reports_what_a_get_left() {
+    promised(this_test!(), || {
+        let next: [(&str, Call); 8] = [
+            ("get", |cache| drop(cache.get(&Key(5000)))),
+            ("contains_key", |cache| assert!(!cache.contains_key(&Key(5000)))),
+            ("get_or_insert_with", |cache| {
+                drop(cache.get_or_insert_with(&Key(5000), || vec![1]).unwrap());
+            }),
+            ("a maker that fails", |cache| {
+                let fails = || Err(std::io::ErrorKind::Other.into());
+                let made: std::io::Result<_> = cache.get_or_try_insert_with(&Key(5000), fails);
+                assert!(made.is_err());
+            }),
+            ("keys", |cache| drop(cache.keys().next())),
+            ("iter", |cache| drop(cache.iter().next())),
+            ("remove", |cache| assert!(!cache.remove(&Key(5000)))),
+            ("insert", |cache| cache.insert(Key(5000), b"value").unwrap()),
+        ];
+        for (name, call) in next {
+            let (cache, told) = chained(one_after_another);
+            cache.insert(Key(2000), b"value").unwrap();
+            let removing = cache.clone();
+            set(at_first(Event::Equal, 2000, move || assert!(removing.remove(&Key(0)))));
+            assert!(cache.get(&Key(2000)).is_some());
+            *CODE.lock().unwrap() = None;
+            call(&cache);
+            assert_eq!(sorted(&told), (0..1000).collect::<Vec<_>>(), "after {name}");
+        }
+    });
+}
+
+/// A cache that puts a value in holds back its own reports alone.
+#[test]
+fn another_cache_that_the_code_of_a_key_uses_reports_at_once() {
+    promised(this_test!(), || {
+        let calls: [(&str, Event, Call); 4] = [
+            ("insert", Event::Equal, |cache| cache.insert(Key(7), b"newer").unwrap()),
+            ("insert", Event::Dropped, |cache| cache.insert(Key(7), b"newest").unwrap()),
+            ("get_or_insert_with", Event::Cloned, |cache| {
+                drop(cache.get_or_insert_with(&Key(7), || vec![1]).unwrap());
+            }),
+            ("get_or_insert_with", Event::Dropped, |cache| {
+                let key = Key(7);
+                drop(cache.get_or_insert_with(&key, || vec![1]).unwrap());
+                std::mem::forget(key);
+            }),
+        ];
+        let cache = Cache::<Key>::new().unwrap();
+        for (name, event, call) in calls {
+            if name == "insert" {
+                cache.insert(Key(7), b"value").unwrap();
+            } else {
+                cache.remove(&Key(7));
+            }
+            let told = Arc::new(AtomicU64::new(0));
+            let note = told.clone();
+            let other = move || {
+                let count = move |_: &u64, _| {
+                    note.fetch_add(1, Ordering::Relaxed);
+                };
+                let ends = Cache::<u64>::builder().eviction_listener(count).build().unwrap();
+                (0..10).for_each(|key| ends.insert(key, b"value").unwrap());
+                assert!((0..10).all(|key| ends.remove(&key)));
+            };
+            set(at_first(event, 7, other));
+            call(&cache);
+            *CODE.lock().unwrap() = None;
+            assert_eq!(told.load(Ordering::Relaxed), 10, "{name}, {event:?}");
+        }
+    });
+}
+
+/// A thread that removes much inside its listener reports that itself. The calls of another thread
+/// in the meantime do not.
+#[test]
+fn a_thread_s_reports_are_not_left_to_another_thread() {
+    promised(this_test!(), || {
+        const REMOVED: u64 = 20_000;
+        let own = Arc::new(OnceLock::<Cache<u64>>::new());
+        let reached = own.clone();
+        let told = Arc::new(AtomicU64::new(0));
+        let count = told.clone();
+        let (begun, begins) = mpsc::sync_channel(1);
+        let (go_on, waits) = mpsc::sync_channel::<()>(1);
+        let waits = Mutex::new(waits);
+        let listener = move |key: &u64, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let Some(cache) = reached.get() else { return };
+            match key {
+                1 => assert!(cache.remove(&2)),
+                2 => {
+                    for key in 1000..1000 + REMOVED {
+                        assert!(cache.remove(&key));
+                    }
+                    begun.send(()).unwrap();
+                    waits.lock().unwrap().recv().unwrap();
+                }
+                _ => {}
+            }
+        };
+        let cache = Cache::<u64>::builder().eviction_listener(listener).build().unwrap();
+        (1..4).chain(1000..1000 + REMOVED).for_each(|key| cache.insert(key, b"value").unwrap());
+        assert!(own.set(cache.clone()).is_ok());
+        std::thread::scope(|scope| {
+            let remover = scope.spawn(|| cache.remove(&1));
+            begins.recv().unwrap();
+            let before = told.load(Ordering::Relaxed);
+            assert!(cache.remove(&3));
+            assert!(cache.get(&3).is_none());
+            // Removed keys of the same shard, one of 64, may be among them.
+            let reported = told.load(Ordering::Relaxed) - before;
+            go_on.send(()).unwrap();
+            assert!((1..REMOVED / 16).contains(&reported), "{reported} reports");
+            assert!(remover.join().unwrap());
+        });
+        assert_eq!(told.load(Ordering::Relaxed), REMOVED + 3);
+        assert_eq!(cache.entry_count(), 0);
+    });
+}
