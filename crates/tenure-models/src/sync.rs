@@ -254,7 +254,7 @@ pub(crate) fn set_own_harvests(count: u32) {
     OWN_HARVESTS.with(|harvests| harvests.set(count));
 }
 
-pub(crate) const HARVESTS: usize = 16;
+pub(crate) const HARVESTS: usize = 32;
 
 pub(crate) fn set_own_harvest(number: usize, of: usize) {
     HARVESTS_OF.with(|all| all[number].set(of));

@@ -26,7 +26,7 @@ pub(crate) fn since(began: Instant) -> Duration {
 }
 
 /// The most harvests of one thread, one inside another.
-pub(crate) const HARVESTS: usize = 16;
+pub(crate) const HARVESTS: usize = 32;
 
 /// The calling thread's counts of the sections that it is in.
 struct Own {

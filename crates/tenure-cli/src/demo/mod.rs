@@ -34,6 +34,7 @@ use live::Live;
 use options::Sizes;
 use outcome::{Outcome, Way};
 use piece::Pieces;
+use prepare::Prepared;
 use room::Enforcement;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -69,8 +70,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(note) = enforcement.note() {
         live.say(&note);
     }
-    let pieces = prepare(args, &sizes, &interrupted.flag, &mut live)?;
-    let sizes = if interrupted.is_set() { sizes } else { fit(args, sizes, &pieces, &mut live) };
+    let prepared = prepare(args, &sizes, &interrupted.flag, &mut live)?;
+    let sizes = if interrupted.is_set() { sizes } else { fit(args, sizes, &prepared, &mut live) };
+    let pieces = prepared.pieces;
     let common = way::Common {
         enforcement: &enforcement,
         limit: sizes.limit,
@@ -122,7 +124,7 @@ fn prepare(
     sizes: &Sizes,
     interrupted: &AtomicBool,
     live: &mut Live,
-) -> anyhow::Result<Pieces> {
+) -> anyhow::Result<Prepared> {
     let started = Instant::now();
     live.begin_preparing(sizes.working_set);
     let wanted = prepare::Wanted {
@@ -134,13 +136,14 @@ fn prepare(
         level: args.level,
         patience: sizes.preparation(),
     };
-    let pieces = prepare::prepare(&wanted, interrupted, |done| {
+    let prepared = prepare::prepare(&wanted, interrupted, |done| {
         live.preparing(done, started.elapsed().as_secs_f64());
     })?;
     if interrupted.load(Ordering::Relaxed) {
         live.end("interrupted");
-        return Ok(pieces);
+        return Ok(prepared);
     }
+    let pieces = &prepared.pieces;
     live.end(&format!(
         "{} pieces of {} files under {}, {} of values, {:.1} s",
         size::count(pieces.list.len() as u64),
@@ -149,20 +152,26 @@ fn prepare(
         size::mib(pieces.value_bytes()),
         started.elapsed().as_secs_f64()
     ));
-    Ok(pieces)
+    Ok(prepared)
 }
 
-/// Takes a smaller limit where a slow or busy machine made too few values in time.
-fn fit(args: &Args, asked: Sizes, pieces: &Pieces, live: &mut Live) -> Sizes {
-    let sizes = args.sizes_for(pieces.value_bytes()).unwrap_or(asked);
+/// Takes a smaller limit where a slow or busy machine made too few values in time, or the files
+/// give no more.
+fn fit(args: &Args, asked: Sizes, prepared: &Prepared, live: &mut Live) -> Sizes {
+    let sizes = args.sizes_for(prepared.pieces.value_bytes()).unwrap_or(asked);
     if sizes != asked {
+        let (why, remedy) = if prepared.was_late {
+            let waits = format!("--limit {}M makes it wait for more values", asked.limit >> 20);
+            ("this machine is slow or busy", waits)
+        } else {
+            ("the files give too few values", "name a larger --dir for more".into())
+        };
         live.say(&format!(
-            "this machine is slow or busy, so the demo goes on with {} for both, of which the \
-             neighbour needs between {} and {} (--limit {}M makes it wait for more values)",
+            "{why}, so the demo goes on with {} for both, of which the neighbour needs between {} \
+             and {} ({remedy})",
             size::show(sizes.limit),
             size::show(sizes.neighbour_min),
             size::show(sizes.neighbour_max),
-            asked.limit >> 20
         ));
         live.set_limit(sizes.limit);
     }

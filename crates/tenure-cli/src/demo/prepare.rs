@@ -42,12 +42,20 @@ pub struct Wanted<'a> {
     pub patience: Duration,
 }
 
+/// The pieces, and why there are no more.
+pub struct Prepared {
+    /// The pieces.
+    pub pieces: Pieces,
+    /// The time was up before there were enough.
+    pub was_late: bool,
+}
+
 /// Chooses pieces and makes their values once, and calls `progress` with the bytes made so far.
 pub fn prepare(
     wanted: &Wanted<'_>,
     stop: &AtomicBool,
     mut progress: impl FnMut(u64),
-) -> anyhow::Result<Pieces> {
+) -> anyhow::Result<Prepared> {
     let started = Instant::now();
     let (files, sizes) = walk(wanted.dir)?;
     let sources = sources(&sizes, wanted.seed, wanted.value_bytes.saturating_mul(4));
@@ -94,7 +102,7 @@ pub fn prepare(
             wanted.dir.display(),
         );
     }
-    Ok(shorten(pieces))
+    Ok(Prepared { pieces: shorten(pieces), was_late })
 }
 
 struct Work<'a> {
@@ -245,8 +253,8 @@ mod tests {
         let dir = tree();
         let stop = AtomicBool::new(false);
         let all = Wanted { value_bytes: u64::MAX, ..wanted(dir.path()) };
-        let first = prepare(&all, &stop, |_| {}).unwrap();
-        let second = prepare(&all, &stop, |_| {}).unwrap();
+        let first = prepare(&all, &stop, |_| {}).unwrap().pieces;
+        let second = prepare(&all, &stop, |_| {}).unwrap().pieces;
         assert_eq!(first.list, second.list);
         assert!(first.list.len() > 20);
         let mut maker = Maker::new(1).unwrap();
@@ -278,14 +286,18 @@ mod tests {
         assert!(work.time_is_up());
         let patient = Wanted { patience: Duration::from_secs(600), ..wanted(dir.path()) };
         assert!(!Work { wanted: &patient, ..work }.time_is_up());
-        assert!(prepare(&late, &stop, |_| {}).unwrap().value_bytes() < 100 << 10);
+        let prepared = prepare(&late, &stop, |_| {}).unwrap();
+        assert!(prepared.was_late && prepared.pieces.value_bytes() < 100 << 10);
+        let few = Wanted { patience: Duration::from_secs(600), value_bytes: u64::MAX, ..late };
+        assert!(!prepare(&few, &stop, |_| {}).unwrap().was_late, "there are no more files");
     }
 
     #[test]
     fn too_little_is_said_with_a_remedy() {
         let dir = tree();
         let needs_more = Wanted { least_value_bytes: 1 << 40, ..wanted(dir.path()) };
-        let error = prepare(&needs_more, &AtomicBool::new(false), |_| {}).unwrap_err().to_string();
+        let error = prepare(&needs_more, &AtomicBool::new(false), |_| {}).map(|_| ());
+        let error = error.unwrap_err().to_string();
         assert!(error.contains("--dir") && error.contains("--limit"), "{error}");
         let nowhere = wanted(Path::new("/nonexistent"));
         assert!(prepare(&nowhere, &AtomicBool::new(false), |_| {}).is_err());

@@ -26,17 +26,19 @@ impl<K> Table<K> {
 
     /// Calls the listener for what was put off when the thread was too deep in harvests.
     pub fn tell_put_off(&self) {
-        if let Some(listener) = self.listener.as_ref().filter(|listener| listener.has_put_off()) {
-            let harvesting = Harvesting::begin(&self.harvests);
-            harvesting.iter().for_each(|_| listener.tell_put_off());
+        let Some(listener) = self.listener.as_ref().filter(|listener| listener.has_put_off())
+        else {
+            return;
+        };
+        if let Some(_harvesting) = Harvesting::begin(&self.harvests) {
+            listener.tell_put_off();
         }
     }
 
-    /// Harvests before the table ends, however deep the thread is in harvests. Keys that are still
-    /// in the table are not reported.
+    /// Harvests before the table ends. Keys that are still in the table are not reported.
     pub fn harvest_last(&self) {
         let Some(listener) = &self.listener else { return };
-        let harvesting = Harvesting::last(&self.harvests);
+        let Some(harvesting) = Harvesting::last(&self.harvests) else { return };
         if self.epoch.pending() {
             self.harvest_as(&harvesting);
         }
@@ -71,6 +73,7 @@ impl<K> Table<K> {
             if let Some(listener) = &self.listener {
                 retired.tell(listener);
                 keys.tell(listener);
+                listener.tell_put_off();
             }
             if keys.len == 0 && retired.0.is_null() {
                 return;

@@ -20,24 +20,29 @@ const DEEPEST: usize = 2;
 
 /// In a thread's note of a harvest: inside it, another harvest of the cache was refused.
 const REFUSED: usize = 1;
+/// The thread harvests no cache.
+const HELD_OFF: usize = 2;
+/// The thread harvests all tables of the cache, until nothing is left.
+const ROUNDS: usize = 4;
+const FLAGS: usize = REFUSED | HELD_OFF | ROUNDS;
 
 /// What the harvests of one cache have in common.
 #[derive(Debug, Default)]
-#[repr(align(2))]
+#[repr(align(8))]
 pub(super) struct Harvests {
     /// A table, or the listener's list, may hold what no later call looks for.
     are_left: AtomicBool,
 }
 
 impl Harvests {
-    /// Distinguishes the caches. It is even: see [`REFUSED`].
+    /// Distinguishes the caches. The lowest bits are free for [`FLAGS`].
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The numbers of the calling thread's harvests of this cache, from the outermost.
+    /// The numbers of the calling thread's notes of this cache, from the outermost.
     fn own(&self) -> impl Iterator<Item = usize> + '_ {
-        let is_ours = |number: &usize| own_harvest(*number) & !REFUSED == self.address();
+        let is_ours = |number: &usize| own_harvest(*number) & !FLAGS == self.address();
         (0..own_harvests() as usize).filter(is_ours)
     }
 
@@ -46,7 +51,7 @@ impl Harvests {
     /// the work of this thread for as long as this thread goes on.
     pub fn leave(&self) {
         match self.own().next() {
-            Some(outermost) => set_own_harvest(outermost, self.address() | REFUSED),
+            Some(outermost) => set_own_harvest(outermost, own_harvest(outermost) | REFUSED),
             None => self.are_left.store(true, Ordering::Release),
         }
     }
@@ -65,57 +70,89 @@ impl Harvests {
 
     #[cold]
     fn take_left(&self) -> bool {
-        (own_harvests() as usize) < HARVESTS
-            && self.own().next().is_none()
-            && self.are_left.swap(false, Ordering::AcqRel)
+        !is_held_off() && self.own().next().is_none() && self.are_left.swap(false, Ordering::AcqRel)
     }
+}
+
+/// Returns whether the calling thread may harvest no cache at all.
+fn is_held_off() -> bool {
+    let count = own_harvests() as usize;
+    count >= HARVESTS || (0..count).any(|number| own_harvest(number) & HELD_OFF != 0)
 }
 
 /// The calling thread harvests a table until this is dropped, also by a panic.
 pub(super) struct Harvesting<'a> {
     of: &'a Harvests,
-    outer: usize,
+    /// The number of its note. The thread may have no room for it.
+    number: usize,
+    began_in_panic: bool,
 }
 
 impl<'a> Harvesting<'a> {
     /// Begins a harvest of a cache. Returns `None` if the thread is too deep in harvests already.
     pub fn begin(of: &'a Harvests) -> Option<Harvesting<'a>> {
-        if own_harvests() as usize >= HARVESTS || of.own().count() >= DEEPEST {
+        let is_of_table = |number: &usize| own_harvest(*number) & ROUNDS == 0;
+        if is_held_off() || of.own().filter(is_of_table).count() >= DEEPEST {
             of.leave();
             return None;
         }
-        Some(Harvesting::deeper(of, 1))
+        Some(Harvesting::noted(of, 0))
     }
 
-    /// Begins the last harvest of a cache that ends, however deep the thread is: no later call would
-    /// take what this one leaves.
-    pub fn last(of: &'a Harvests) -> Harvesting<'a> {
-        Harvesting::deeper(of, 1)
+    /// Begins the last harvest of a cache that ends. No later call would take what this one leaves,
+    /// so it is refused only where the thread has no room for its note.
+    pub fn last(of: &'a Harvests) -> Option<Harvesting<'a>> {
+        ((own_harvests() as usize) < HARVESTS).then(|| Harvesting::noted(of, 0))
     }
 
-    /// Keeps the thread from harvesting this cache until the result is dropped, because the
-    /// program's code would run where it must not wait. The code that drops it then harvests.
+    /// Begins rounds of harvests of all tables of a cache. Returns `None` if each of them would be
+    /// refused.
+    pub fn rounds(of: &'a Harvests) -> Option<Harvesting<'a>> {
+        let rounds = Harvesting::noted(of, ROUNDS);
+        if is_held_off() {
+            of.leave();
+            return None;
+        }
+        Some(rounds)
+    }
+
+    /// Returns whether a harvest inside the last round was refused. These are the thread's own
+    /// alone, so other threads cannot keep it at work.
+    pub fn again(&self) -> bool {
+        let refused = self.was_refused();
+        if refused {
+            set_own_harvest(self.number, own_harvest(self.number) & !REFUSED);
+        }
+        refused
+    }
+
+    /// Keeps the thread from harvesting any cache until the result is dropped, because the program's
+    /// code would run where it must not wait. The code that drops it then harvests.
     pub fn hold_off(of: &'a Harvests) -> Harvesting<'a> {
-        Harvesting::deeper(of, DEEPEST)
+        Harvesting::noted(of, HELD_OFF)
     }
 
-    fn deeper(of: &'a Harvests, by: usize) -> Harvesting<'a> {
-        let outer = own_harvests() as usize;
-        let now = HARVESTS.min(outer + by);
-        (outer..now).for_each(|number| set_own_harvest(number, of.address()));
-        set_own_harvests(now as u32);
-        Harvesting { of, outer }
+    fn noted(of: &'a Harvests, flag: usize) -> Harvesting<'a> {
+        let number = own_harvests() as usize;
+        if number < HARVESTS {
+            set_own_harvest(number, of.address() | flag);
+            set_own_harvests(number as u32 + 1);
+        }
+        Harvesting { of, number, began_in_panic: std::thread::panicking() }
+    }
+
+    fn was_refused(&self) -> bool {
+        self.number < HARVESTS && own_harvest(self.number) & REFUSED != 0
     }
 }
 
 impl Drop for Harvesting<'_> {
     fn drop(&mut self) {
-        let is_noted = self.outer < own_harvests() as usize;
-        let refused = is_noted && own_harvest(self.outer) & REFUSED != 0;
-        set_own_harvests(self.outer as u32);
-        // After a panic this harvest has left something, and the calls that it passes harvest
+        let refused = self.was_refused();
+        set_own_harvests(self.number as u32);
+        // A panic that began inside has left something, and the calls that it passes harvest
         // nothing.
-        if refused || std::thread::panicking() {
+        if refused || std::thread::panicking() && !self.began_in_panic {
             self.of.leave();
         }
     }
@@ -138,6 +175,7 @@ pub(super) fn tell_replaced<K>(
     };
     listener.tell(&key, cause);
     drop(key);
+    listener.tell_put_off();
 }
 
 /// At most `MOST` keys that were taken out of the table. They are dropped with this value.

@@ -2,7 +2,7 @@
 
 use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
-use super::removed::Harvests;
+use super::removed::{Harvesting, Harvests};
 use super::single_flight::Flights;
 use super::space::Index;
 use super::table::{Change, Table};
@@ -76,10 +76,11 @@ impl<K, S> Shards<K, S> {
 
     /// Harvests all tables, until nothing is left that a harvest inside these was refused.
     pub fn harvest(&self) {
+        let Some(rounds) = Harvesting::rounds(&self.harvests) else { return };
         loop {
             self.shards.iter().for_each(|shard| shard.table.harvest());
             self.shards[0].table.tell_put_off();
-            if !self.harvests.are_left() {
+            if !rounds.again() {
                 return;
             }
         }

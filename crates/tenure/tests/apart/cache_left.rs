@@ -170,44 +170,122 @@ fn any_next_call_reports_what_a_get_left() {
     });
 }
 
-/// A cache that puts a value in holds back its own reports alone.
+/// While a cache puts a value in, and others may wait for it, no cache calls its listener.
 #[test]
-fn another_cache_that_the_code_of_a_key_uses_reports_at_once() {
+fn what_the_code_of_a_key_removes_from_another_cache_is_told_after_it() {
+    type Putting = fn(&Cache<Key>, &mut dyn FnMut());
     promised(this_test!(), || {
-        let calls: [(&str, Event, Call); 4] = [
-            ("insert", Event::Equal, |cache| cache.insert(Key(7), b"newer").unwrap()),
-            ("insert", Event::Dropped, |cache| cache.insert(Key(7), b"newest").unwrap()),
-            ("get_or_insert_with", Event::Cloned, |cache| {
-                drop(cache.get_or_insert_with(&Key(7), || vec![1]).unwrap());
+        let calls: [(&str, Event, Putting); 3] = [
+            ("insert", Event::Equal, |cache, arm| {
+                cache.insert(Key(7), b"value").unwrap();
+                arm();
+                cache.insert(Key(7), b"newer").unwrap();
             }),
-            ("get_or_insert_with", Event::Dropped, |cache| {
-                let key = Key(7);
-                drop(cache.get_or_insert_with(&key, || vec![1]).unwrap());
-                std::mem::forget(key);
+            ("get_or_insert_with", Event::Cloned, |cache, arm| {
+                cache.remove(&Key(7));
+                let make = || {
+                    arm();
+                    vec![1]
+                };
+                drop(cache.get_or_insert_with(&*ManuallyDrop::new(Key(7)), make).unwrap());
+            }),
+            ("get_or_insert_with", Event::Dropped, |cache, arm| {
+                cache.remove(&Key(7));
+                let make = || {
+                    arm();
+                    vec![1]
+                };
+                drop(cache.get_or_insert_with(&*ManuallyDrop::new(Key(7)), make).unwrap());
             }),
         ];
         let cache = Cache::<Key>::new().unwrap();
-        for (name, event, call) in calls {
-            if name == "insert" {
-                cache.insert(Key(7), b"value").unwrap();
-            } else {
-                cache.remove(&Key(7));
-            }
+        for ((name, event, call), ends) in
+            calls.into_iter().flat_map(|call| [(call, false), (call, true)])
+        {
             let told = Arc::new(AtomicU64::new(0));
             let note = told.clone();
-            let other = move || {
-                let count = move |_: &u64, _| {
-                    note.fetch_add(1, Ordering::Relaxed);
-                };
-                let ends = Cache::<u64>::builder().eviction_listener(count).build().unwrap();
-                (0..10).for_each(|key| ends.insert(key, b"value").unwrap());
-                assert!((0..10).all(|key| ends.remove(&key)));
+            let count = move |_: &u64, _| {
+                note.fetch_add(1, Ordering::Relaxed);
             };
-            set(at_first(event, 7, other));
-            call(&cache);
+            let other = Cache::<u64>::builder().eviction_listener(count).build().unwrap();
+            (0..10).for_each(|key| other.insert(key, b"value").unwrap());
+            let lives = (!ends).then(|| other.clone());
+            let (mut other, during) = (Some(other), told.clone());
+            let mut arm = || {
+                let (other, during) = (other.take().unwrap(), during.clone());
+                set(at_first(event, 7, move || {
+                    assert!((0..10).all(|key| other.remove(&key)));
+                    assert_eq!(during.load(Ordering::Relaxed), 0, "told inside a call that puts");
+                }));
+            };
+            call(&cache, &mut arm);
+            // Its end drops the last handle of the other cache.
             *CODE.lock().unwrap() = None;
-            assert_eq!(told.load(Ordering::Relaxed), 10, "{name}, {event:?}");
+            lives.iter().for_each(|other| assert!(!other.contains_key(&0)));
+            assert_eq!(told.load(Ordering::Relaxed), 10, "{name}, {event:?}, ends: {ends}");
         }
+    });
+}
+
+/// A guard of the program that uses the cache while its thread unwinds, inside a section.
+#[test]
+fn calls_return_while_their_thread_unwinds() {
+    struct Uses<'a>(&'a Cache<u64>, u64);
+    impl Drop for Uses<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                assert!(self.0.remove(&self.1));
+                assert!(self.0.get(&self.1).is_none());
+                self.0.insert(self.1, b"newer").unwrap();
+                self.0.clear();
+            }
+        }
+    }
+    promised(this_test!(), || {
+        let told = Arc::new(AtomicU64::new(0));
+        let note = told.clone();
+        let count = move |_: &u64, _| {
+            note.fetch_add(1, Ordering::Relaxed);
+        };
+        let cache = Cache::<u64>::builder().eviction_listener(count).build().unwrap();
+        for round in 1..=10 {
+            (0..1000).for_each(|key| cache.insert(key, b"value").unwrap());
+            let keep = |key: &u64, _: &[u8]| {
+                let _uses = Uses(&cache, *key);
+                assert!(*key % 100 != 7, "keep panics");
+                true
+            };
+            assert!(catch_unwind(AssertUnwindSafe(|| cache.retain(keep))).is_err());
+            assert_eq!(cache.entry_count(), 0);
+            cache.contains_key(&0);
+            assert_eq!(told.load(Ordering::Relaxed), round * 1001);
+        }
+    });
+}
+
+/// The report of what a report replaced does not wait for the end of the outermost one.
+#[test]
+fn a_listener_may_wait_for_a_report_that_its_calls_led_to() {
+    promised(this_test!(), || {
+        let own = Arc::new(OnceLock::<Cache<u64>>::new());
+        let (reached, last) = (own.clone(), Arc::new(AtomicU64::new(0)));
+        let listener = move |key: &u64, _| {
+            let Some(cache) = reached.get() else { return };
+            last.store(*key, Ordering::Relaxed);
+            if *key < 2 {
+                cache.insert(key + 1, b"newer").unwrap();
+            }
+            if *key == 0 {
+                assert_eq!(last.load(Ordering::Relaxed), 2);
+                cache.insert(100, b"well").unwrap();
+            }
+        };
+        let cache = Cache::<u64>::builder().eviction_listener(listener).build().unwrap();
+        (0..3).for_each(|key| cache.insert(key, b"older").unwrap());
+        assert!(own.set(cache.clone()).is_ok());
+        cache.insert(0, b"newer").unwrap();
+        // A listener's panic would be caught.
+        assert!(cache.contains_key(&100));
     });
 }
 
