@@ -58,6 +58,7 @@ pub fn prepare(
 ) -> anyhow::Result<Prepared> {
     let started = Instant::now();
     let (files, sizes) = walk(wanted.dir)?;
+    let saw_all = started.elapsed() < WALK;
     let sources = sources(&sizes, wanted.seed, wanted.value_bytes.saturating_mul(4));
 
     let work = Work {
@@ -81,7 +82,7 @@ pub fn prepare(
         }
         Ok(())
     })?;
-    let was_late = work.time_is_up();
+    let was_late = work.time_is_up() || !saw_all;
     let mut made = work.made.into_inner().expect("no maker panicked");
     // In the order of the shuffle, whichever thread was faster.
     made.sort_unstable_by_key(|(at, _)| *at);

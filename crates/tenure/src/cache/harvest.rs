@@ -20,18 +20,19 @@ impl<K> Table<K> {
     #[cold]
     fn harvest_now(&self) {
         if let Some(harvesting) = Harvesting::begin(&self.harvests) {
-            self.harvest_as(&harvesting);
+            self.harvest_as(harvesting);
         }
     }
 
-    /// Calls the listener for what was put off when the thread was too deep in harvests.
+    /// Calls the listener for what was put off when a thread was too deep in harvests.
     pub fn tell_put_off(&self) {
         let Some(listener) = self.listener.as_ref().filter(|listener| listener.has_put_off())
         else {
             return;
         };
-        if let Some(_harvesting) = Harvesting::begin(&self.harvests) {
+        if let Some(harvesting) = Harvesting::begin(&self.harvests) {
             listener.tell_put_off();
+            harvesting.end();
         }
     }
 
@@ -39,22 +40,23 @@ impl<K> Table<K> {
     pub fn harvest_last(&self) {
         let Some(listener) = &self.listener else { return };
         let Some(harvesting) = Harvesting::last(&self.harvests) else { return };
-        if self.epoch.pending() {
-            self.harvest_as(&harvesting);
-        }
         listener.tell_put_off();
+        if self.epoch.pending() {
+            self.harvest_as(harvesting);
+        }
     }
 
-    fn harvest_as(&self, harvesting: &Harvesting<'_>) {
+    fn harvest_as(&self, harvesting: Harvesting<'_>) {
         // The keys come out onto the stack, which has no room for 16 large ones.
         match size_of::<K>() {
-            0..=256 => self.harvest_by::<16>(harvesting),
-            _ => self.harvest_by::<1>(harvesting),
+            0..=256 => self.harvest_by::<16>(),
+            _ => self.harvest_by::<1>(),
         }
+        harvesting.end();
     }
 
     #[inline(never)]
-    fn harvest_by<const KEYS: usize>(&self, _harvesting: &Harvesting<'_>) {
+    fn harvest_by<const KEYS: usize>(&self) {
         loop {
             let mut keys = Keys::<K, KEYS>::new();
             let mut writer = self.writer.lock();
@@ -73,7 +75,7 @@ impl<K> Table<K> {
             if let Some(listener) = &self.listener {
                 retired.tell(listener);
                 keys.tell(listener);
-                listener.tell_put_off();
+                self.harvests.tell_put_off(listener);
             }
             if keys.len == 0 && retired.0.is_null() {
                 return;

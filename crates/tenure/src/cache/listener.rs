@@ -86,12 +86,9 @@ impl<K> Listener<K> {
         self.0.put_off.put((key, cause));
     }
 
-    /// Calls the function for all noted values, also for those that are noted meanwhile, and drops
-    /// the keys.
+    /// Calls the function for all noted values, and drops the keys.
     pub fn tell_put_off(&self) {
-        while self.has_put_off() {
-            self.0.put_off.take_all().for_each(|(key, cause)| self.tell(&key, cause));
-        }
+        self.0.put_off.take_all().for_each(|(key, cause)| self.tell(&key, cause));
     }
 }
 

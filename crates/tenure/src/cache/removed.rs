@@ -24,11 +24,13 @@ const REFUSED: usize = 1;
 const HELD_OFF: usize = 2;
 /// The thread harvests all tables of the cache, until nothing is left.
 const ROUNDS: usize = 4;
-const FLAGS: usize = REFUSED | HELD_OFF | ROUNDS;
+/// Inside it, a call of the listener was put off.
+const PUT_OFF: usize = 8;
+const FLAGS: usize = REFUSED | HELD_OFF | ROUNDS | PUT_OFF;
 
 /// What the harvests of one cache have in common.
 #[derive(Debug, Default)]
-#[repr(align(8))]
+#[repr(align(16))]
 pub(super) struct Harvests {
     /// A table, or the listener's list, may hold what no later call looks for.
     are_left: AtomicBool,
@@ -50,9 +52,24 @@ impl Harvests {
     /// for the next call of the cache. Another thread cannot take it before that end: it would do
     /// the work of this thread for as long as this thread goes on.
     pub fn leave(&self) {
+        self.leave_as(REFUSED);
+    }
+
+    fn leave_as(&self, flags: usize) {
         match self.own().next() {
-            Some(outermost) => set_own_harvest(outermost, own_harvest(outermost) | REFUSED),
+            Some(outermost) => set_own_harvest(outermost, own_harvest(outermost) | flags),
             None => self.are_left.store(true, Ordering::Release),
+        }
+    }
+
+    /// Calls the listener for what was put off, if this thread put some off, until it puts no more
+    /// off. The list is all threads': without this thread's note another thread could keep it at
+    /// work.
+    pub fn tell_put_off<K>(&self, listener: &Listener<K>) {
+        while let Some(outermost) = self.own().next().filter(|own| own_harvest(*own) & PUT_OFF != 0)
+        {
+            set_own_harvest(outermost, own_harvest(outermost) & !PUT_OFF);
+            listener.tell_put_off();
         }
     }
 
@@ -80,12 +97,34 @@ fn is_held_off() -> bool {
     count >= HARVESTS || (0..count).any(|number| own_harvest(number) & HELD_OFF != 0)
 }
 
+/// A call that leaves something to harvest if it does not come to its end: then the program's code
+/// has panicked in it, and the calls that the panic passes harvest nothing.
+pub(super) struct Unfinished<'a>(&'a Harvests);
+
+impl<'a> Unfinished<'a> {
+    pub fn new(of: &'a Harvests) -> Unfinished<'a> {
+        Unfinished(of)
+    }
+
+    /// Nothing is left.
+    pub fn end(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 /// The calling thread harvests a table until this is dropped, also by a panic.
 pub(super) struct Harvesting<'a> {
     of: &'a Harvests,
     /// The number of its note. The thread may have no room for it.
     number: usize,
-    began_in_panic: bool,
+    /// A panic would leave something.
+    is_unfinished: bool,
 }
 
 impl<'a> Harvesting<'a> {
@@ -109,11 +148,8 @@ impl<'a> Harvesting<'a> {
     /// refused.
     pub fn rounds(of: &'a Harvests) -> Option<Harvesting<'a>> {
         let rounds = Harvesting::noted(of, ROUNDS);
-        if is_held_off() {
-            of.leave();
-            return None;
-        }
-        Some(rounds)
+        // Dropped unfinished, it leaves what it was to harvest.
+        (!is_held_off()).then_some(rounds)
     }
 
     /// Returns whether a harvest inside the last round was refused. These are the thread's own
@@ -138,7 +174,12 @@ impl<'a> Harvesting<'a> {
             set_own_harvest(number, of.address() | flag);
             set_own_harvests(number as u32 + 1);
         }
-        Harvesting { of, number, began_in_panic: std::thread::panicking() }
+        Harvesting { of, number, is_unfinished: flag != HELD_OFF }
+    }
+
+    /// Ends it where the program's code has not panicked.
+    pub fn end(mut self) {
+        self.is_unfinished = false;
     }
 
     fn was_refused(&self) -> bool {
@@ -150,9 +191,7 @@ impl Drop for Harvesting<'_> {
     fn drop(&mut self) {
         let refused = self.was_refused();
         set_own_harvests(self.number as u32);
-        // A panic that began inside has left something, and the calls that it passes harvest
-        // nothing.
-        if refused || std::thread::panicking() && !self.began_in_panic {
+        if refused || self.is_unfinished {
             self.of.leave();
         }
     }
@@ -167,15 +206,16 @@ pub(super) fn tell_replaced<K>(
     key: K,
     cause: RemovalCause,
 ) {
-    let Some(_harvesting) = Harvesting::begin(harvests) else {
+    let Some(harvesting) = Harvesting::begin(harvests) else {
         listener.put_off(key, cause);
         // Now there is something in the list.
-        harvests.leave();
+        harvests.leave_as(REFUSED | PUT_OFF);
         return;
     };
     listener.tell(&key, cause);
     drop(key);
-    listener.tell_put_off();
+    harvests.tell_put_off(listener);
+    harvesting.end();
 }
 
 /// At most `MOST` keys that were taken out of the table. They are dropped with this value.

@@ -81,7 +81,7 @@ impl<K, S> Shards<K, S> {
             self.shards.iter().for_each(|shard| shard.table.harvest());
             self.shards[0].table.tell_put_off();
             if !rounds.again() {
-                return;
+                return rounds.end();
             }
         }
     }

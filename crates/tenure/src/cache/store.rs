@@ -9,7 +9,7 @@ use super::lanes::lane;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
-use super::removed::{tell_replaced, Harvesting};
+use super::removed::{tell_replaced, Harvesting, Unfinished};
 use super::segment::{no_own_memory, Segment};
 use super::single_flight::Landing;
 use super::space::{Index, Room};
@@ -92,13 +92,14 @@ impl<'a> Stored<'a> {
 }
 
 /// What is left after a value was put in.
-pub(super) struct Spare<K> {
+pub(super) struct Spare<'a, K> {
     /// The caller's key, if the table already had an equal one.
     key: Option<K>,
     /// Why the previous value left.
     cause: Option<RemovalCause>,
     /// The cache may have evicted other values for it.
     evicted: bool,
+    left: Unfinished<'a>,
 }
 
 impl<K, S> Inner<K, S> {
@@ -370,7 +371,8 @@ where
         value: &[u8],
         time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
-    ) -> std::result::Result<(Option<Stored<'_>>, Spare<K>), (K, Error)> {
+    ) -> std::result::Result<(Option<Stored<'_>>, Spare<'_, K>), (K, Error)> {
+        let left = Unfinished::new(&self.shards.harvests);
         let (room, need) = match self.room(hash, &key, value, time_to_live) {
             Ok(room) => room,
             Err(error) => return Err((key, error)),
@@ -387,7 +389,7 @@ where
             Err(NoMemory(key)) => return Err((key, no_own_memory())),
         };
         let stored = putting.is_published.get().then_some(stored);
-        Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted }))
+        Ok((stored, Spare { key, cause: putting.replaced.get(), evicted: room.evicted, left }))
     }
 
     /// Puts the place of a value under its key. Where the index has no memory to grow, values leave,
@@ -430,8 +432,8 @@ where
     }
 
     /// Calls the listener for the replaced value, and drops what is left. Runs the program's code.
-    pub(super) fn finish(&self, hash: u32, spare: Spare<K>) {
-        let Spare { key, cause, evicted } = spare;
+    pub(super) fn finish(&self, hash: u32, spare: Spare<'_, K>) {
+        let Spare { key, cause, evicted, left } = spare;
         match (key, cause, &self.listener) {
             (Some(key), Some(cause), Some(listener)) => {
                 tell_replaced(&self.shards.harvests, listener, key, cause);
@@ -442,6 +444,7 @@ where
             true => self.shards.harvest(),
             false => self.shards.harvest_of(hash),
         }
+        left.end();
     }
 
     /// Returns the value under a key that the caller was about to make: another maker may have

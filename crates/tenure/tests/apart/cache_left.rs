@@ -107,6 +107,8 @@ fn chained(then: fn(u64) -> std::ops::Range<u64>) -> (Cache<Key>, Told) {
     (cache, told)
 }
 
+const ALL: std::ops::Range<u64> = 1..1000;
+
 /// The first report removes one value, whose report removes all others.
 fn all_at_once(key: u64) -> std::ops::Range<u64> {
     match key {
@@ -119,6 +121,7 @@ fn all_at_once(key: u64) -> std::ops::Range<u64> {
 #[test]
 fn a_panic_of_a_key_leaves_no_report_out() {
     promised(this_test!(), || {
+        let mut panicked = 0;
         for panics in (0..1000).step_by(125) {
             let (cache, told) = chained(all_at_once);
             let at = move || panic!("a key's drop");
@@ -126,10 +129,80 @@ fn a_panic_of_a_key_leaves_no_report_out() {
             let first = ManuallyDrop::new(Key(0));
             let call = catch_unwind(AssertUnwindSafe(|| cache.remove(&*first)));
             *CODE.lock().unwrap() = None;
-            assert!(call.is_err(), "the drop of key {panics} did not panic");
+            panicked += u32::from(call.is_err());
             let _ = cache.contains_key(&Key(5000));
-            assert_eq!(sorted(&told), (0..1000).collect::<Vec<_>>(), "key {panics} panicked");
+            let removed = 1000 - cache.entry_count() as usize;
+            assert_eq!(sorted(&told).len(), removed, "key {panics} panicked");
         }
+        // Some may do so inside the listener, and the cache catches that.
+        assert!(panicked > 0, "no key's drop panicked");
+    });
+}
+
+/// The cache catches a panic of its listener, in which a key's drop panicked. Also while the thread
+/// unwinds.
+#[test]
+fn a_panic_that_the_cache_catches_leaves_no_report_out() {
+    struct Calls<F: FnMut()>(F);
+    impl<F: FnMut()> Drop for Calls<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+    promised(this_test!(), || {
+        for (panics, unwinds) in (1..1000).step_by(111).flat_map(|key| [(key, false), (key, true)])
+        {
+            let (cache, told) = chained(|key| if key == 0 { ALL } else { 0..0 });
+            set(at_first(Event::Dropped, panics, || panic!("a key's drop")));
+            let remove = || assert!(cache.remove(&*ManuallyDrop::new(Key(0))));
+            let call = catch_unwind(AssertUnwindSafe(|| {
+                let _calls = Calls(remove);
+                assert!(!unwinds, "the thread is to unwind");
+            }));
+            *CODE.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
+            assert_eq!(call.is_err(), unwinds);
+            let _ = cache.contains_key(&Key(5000));
+            // The panic has ended the listener's loop, too.
+            let removed = 1000 - cache.entry_count() as usize;
+            assert_eq!(sorted(&told).len(), removed, "key {panics} panicked");
+        }
+    });
+}
+
+/// A value is made that the code of its key outdates. The copy of the key that is not used panics,
+/// after the cache has evicted values for it.
+#[test]
+fn a_panic_of_an_unused_key_leaves_no_eviction_out() {
+    const VALUE: [u8; 64 << 10] = [1; 64 << 10];
+    promised(this_test!(), || {
+        let told = Arc::new(AtomicU64::new(0));
+        let note = told.clone();
+        let count = move |_: &Key, _| {
+            note.fetch_add(1, Ordering::Relaxed);
+        };
+        let cache = Cache::builder().ceiling(16 << 20).eviction_listener(count).build().unwrap();
+        (0..500).for_each(|key| cache.insert(Key(key), &VALUE).unwrap());
+        let mut panics = 0;
+        for number in 1000..1500 {
+            let outdates = cache.clone();
+            let make = || {
+                set(at_first(Event::Cloned, number, move || {
+                    outdates.insert(Key(number), &VALUE).unwrap();
+                    set(at_first(Event::Dropped, number, || panic!("an unused key")));
+                }));
+                VALUE.to_vec()
+            };
+            let call = catch_unwind(AssertUnwindSafe(|| {
+                cache.get_or_insert_with(&*ManuallyDrop::new(Key(number)), make).map(drop)
+            }));
+            panics += u64::from(call.is_err());
+            *CODE.lock().unwrap_or_else(|poison| poison.into_inner()) = None;
+            let _ = cache.contains_key(&Key(5000));
+            let stats = cache.stats();
+            let left = stats.insertions - cache.entry_count();
+            assert_eq!(told.load(Ordering::Relaxed), left, "after {panics} panics");
+        }
+        assert!(panics > 100, "{panics} panics");
     });
 }
 
@@ -289,50 +362,53 @@ fn a_listener_may_wait_for_a_report_that_its_calls_led_to() {
     });
 }
 
-/// A thread that removes much inside its listener reports that itself. The calls of another thread
-/// in the meantime do not.
+/// A thread that removes, or replaces, much inside its listener reports that itself. The calls of
+/// another thread in the meantime do not.
 #[test]
 fn a_thread_s_reports_are_not_left_to_another_thread() {
     promised(this_test!(), || {
-        const REMOVED: u64 = 20_000;
-        let own = Arc::new(OnceLock::<Cache<u64>>::new());
-        let reached = own.clone();
-        let told = Arc::new(AtomicU64::new(0));
-        let count = told.clone();
-        let (begun, begins) = mpsc::sync_channel(1);
-        let (go_on, waits) = mpsc::sync_channel::<()>(1);
-        let waits = Mutex::new(waits);
-        let listener = move |key: &u64, _| {
-            count.fetch_add(1, Ordering::Relaxed);
-            let Some(cache) = reached.get() else { return };
-            match key {
-                1 => assert!(cache.remove(&2)),
-                2 => {
-                    for key in 1000..1000 + REMOVED {
-                        assert!(cache.remove(&key));
-                    }
-                    begun.send(()).unwrap();
-                    waits.lock().unwrap().recv().unwrap();
-                }
-                _ => {}
-            }
-        };
-        let cache = Cache::<u64>::builder().eviction_listener(listener).build().unwrap();
-        (1..4).chain(1000..1000 + REMOVED).for_each(|key| cache.insert(key, b"value").unwrap());
-        assert!(own.set(cache.clone()).is_ok());
-        std::thread::scope(|scope| {
-            let remover = scope.spawn(|| cache.remove(&1));
-            begins.recv().unwrap();
-            let before = told.load(Ordering::Relaxed);
-            assert!(cache.remove(&3));
-            assert!(cache.get(&3).is_none());
-            // Removed keys of the same shard, one of 64, may be among them.
-            let reported = told.load(Ordering::Relaxed) - before;
-            go_on.send(()).unwrap();
-            assert!((1..REMOVED / 16).contains(&reported), "{reported} reports");
-            assert!(remover.join().unwrap());
-        });
-        assert_eq!(told.load(Ordering::Relaxed), REMOVED + 3);
-        assert_eq!(cache.entry_count(), 0);
+        leaves_none_to_another_thread(|cache, key| assert!(cache.remove(&key)));
+        leaves_none_to_another_thread(|cache, key| cache.insert(key, b"newer").unwrap());
     });
+}
+
+fn leaves_none_to_another_thread(change: fn(&Cache<u64>, u64)) {
+    const REMOVED: u64 = 20_000;
+    let own = Arc::new(OnceLock::<Cache<u64>>::new());
+    let reached = own.clone();
+    let told = Arc::new(AtomicU64::new(0));
+    let count = told.clone();
+    let (begun, begins) = mpsc::sync_channel(1);
+    let (go_on, waits) = mpsc::sync_channel::<()>(1);
+    let waits = Mutex::new(waits);
+    let listener = move |key: &u64, _| {
+        count.fetch_add(1, Ordering::Relaxed);
+        let Some(cache) = reached.get() else { return };
+        match key {
+            1 => assert!(cache.remove(&2)),
+            2 => {
+                (1000..1000 + REMOVED).for_each(|key| change(cache, key));
+                begun.send(()).unwrap();
+                waits.lock().unwrap().recv().unwrap();
+            }
+            _ => {}
+        }
+    };
+    let cache = Cache::<u64>::builder().eviction_listener(listener).build().unwrap();
+    (1..4).chain(1000..1000 + REMOVED).for_each(|key| cache.insert(key, b"value").unwrap());
+    assert!(own.set(cache.clone()).is_ok());
+    std::thread::scope(|scope| {
+        let remover = scope.spawn(|| cache.remove(&1));
+        begins.recv().unwrap();
+        let before = told.load(Ordering::Relaxed);
+        assert!(cache.remove(&3));
+        assert!(cache.get(&3).is_none());
+        // Removed keys of the same shard, one of 64, may be among them.
+        let reported = told.load(Ordering::Relaxed) - before;
+        go_on.send(()).unwrap();
+        assert!((1..REMOVED / 16).contains(&reported), "{reported} reports");
+        assert!(remover.join().unwrap());
+    });
+    assert_eq!(told.load(Ordering::Relaxed), REMOVED + 3);
+    assert!([0, REMOVED].contains(&(cache.entry_count())));
 }
