@@ -173,7 +173,7 @@ fn a_panic_that_the_cache_catches_leaves_no_report_out() {
 /// after the cache has evicted values for it.
 #[test]
 fn a_panic_of_an_unused_key_leaves_no_eviction_out() {
-    const VALUE: [u8; 64 << 10] = [1; 64 << 10];
+    static VALUE: [u8; 64 << 10] = [1; 64 << 10];
     promised(this_test!(), || {
         let told = Arc::new(AtomicU64::new(0));
         let note = told.clone();

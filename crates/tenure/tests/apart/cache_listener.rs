@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use tenure::cache::RemovalCause::{self, *};
 use tenure::volatile::{self, Settings};
 use tenure::Cache;
-use tenure_testkit::{or_skip, this_test};
+use tenure_testkit::pages::{pagemap, PagemapEntry};
+use tenure_testkit::{or_skip, this_test, Deadline};
 
 type Told = Arc<Mutex<Vec<(u64, RemovalCause)>>>;
 
@@ -91,13 +92,21 @@ fn what_the_kernel_took_is_told_at_a_look() {
         let cache = Cache::<u64>::builder().eviction_listener(noting(&told)).build().unwrap();
         let value = vec![7u8; 3 * MIB];
         for look in 0..4 {
-            let begin = Instant::now();
+            let deadline = Deadline::after(PATIENCE);
             loop {
                 cache.insert(1, &value).unwrap();
                 taken(&told);
                 let at = cache.get(&1).map_or(0, |value| value.as_ptr() as usize & !(PAGE - 1));
-                std::thread::sleep(Duration::from_millis(30));
-                reclaim(at, 3 * MIB - PAGE);
+                // On a busy machine the worker offers late.
+                let begun = Instant::now();
+                while begun.elapsed() < Duration::from_secs(1) {
+                    std::thread::sleep(Duration::from_millis(30));
+                    reclaim(at, 3 * MIB - PAGE);
+                    let pages = pagemap(at, 3 * MIB - PAGE);
+                    if pages.is_ok_and(|pages| !pages.into_iter().any(PagemapEntry::populated)) {
+                        break;
+                    }
+                }
                 // If other programs need the memory, the cache may have evicted the value.
                 let before: Vec<_> =
                     taken(&told).into_iter().filter(|(_, cause)| *cause != Evicted).collect();
@@ -122,7 +131,7 @@ fn what_the_kernel_took_is_told_at_a_look() {
                 let may_be =
                     |(key, cause): &(u64, _)| *key >= 100 || matches!(cause, Replaced | Evicted);
                 assert!(told.iter().all(may_be), "look {look}: {told:?}");
-                assert!(begin.elapsed() < PATIENCE / 4, "look {look}: nothing was purged");
+                assert!(!deadline.is_over(), "look {look}: nothing was purged");
             }
         }
     });
