@@ -66,6 +66,8 @@ impl<K, S> Drop for Putting<'_, K, S> {
 pub(super) struct Removing<'a, K, S> {
     pub inner: &'a Inner<K, S>,
     pub hash: u32,
+    /// There was a value. (The listener, which may clear the cache, is called later.)
+    pub was_there: Cell<bool>,
 }
 
 impl<K, S> Change for Removing<'_, K, S> {
@@ -80,6 +82,7 @@ impl<K, S> Change for Removing<'_, K, S> {
 
     fn made(&self, before: Option<Place>) {
         let space: &Space = &self.inner.space;
+        self.was_there.set(before.is_some_and(|place| !self.inner.stale(place)));
         before.into_iter().for_each(|place| space.left(place));
         self.inner.removals.fetch_add(1, Ordering::Relaxed);
     }

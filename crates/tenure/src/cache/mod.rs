@@ -98,6 +98,7 @@ use change::Removing;
 use inner::Inner;
 use place::short;
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -322,9 +323,10 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     {
         let inner = &*self.inner;
         let hash = short(inner.shards.hash(key));
-        let removed = inner.shards.of(hash).table.remove(hash, key, &Removing { inner, hash });
+        let removing = Removing { inner, hash, was_there: Cell::new(false) };
+        inner.shards.of(hash).table.remove(hash, key, &removing);
         inner.shards.harvest_left();
-        removed.is_some_and(|place| !inner.stale(place))
+        removing.was_there.get()
     }
 
     /// Removes all values.

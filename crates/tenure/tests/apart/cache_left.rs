@@ -108,7 +108,9 @@ fn chained(then: fn(&Cache<Key>, u64)) -> (Cache<Key>, Told) {
     let (note, reached) = (told.clone(), own.clone());
     let listener = move |key: &Key, _| {
         note.lock().unwrap().push(key.0);
-        reached.get().map_or((), |cache| then(cache, key.0));
+        if let Some(cache) = reached.get() {
+            then(cache, key.0);
+        }
     };
     let cache = Cache::builder().eviction_listener(listener).build().unwrap();
     (0..1000).for_each(|key| cache.insert(Key(key), b"value").unwrap());
@@ -202,7 +204,7 @@ fn a_panic_of_an_unused_key_leaves_no_eviction_out() {
             let outdates = cache.clone();
             let make = || {
                 set(at_first(Event::Cloned, number, move || {
-                    outdates.insert(Key(number), &VALUE).unwrap();
+                    outdates.insert(Key(number), b"small").unwrap();
                     // The flight drops its copy before.
                     set(after(1, Event::Dropped, number, || panic!("an unused key")));
                 }));
