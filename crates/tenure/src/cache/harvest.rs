@@ -20,7 +20,8 @@ impl<K> Table<K> {
     #[cold]
     fn harvest_now(&self) {
         if let Some(harvesting) = Harvesting::begin(&self.harvests) {
-            self.harvest_as(harvesting);
+            self.harvest_under_way();
+            harvesting.end();
         }
     }
 
@@ -40,19 +41,19 @@ impl<K> Table<K> {
     pub fn harvest_last(&self) {
         let Some(listener) = &self.listener else { return };
         let Some(harvesting) = Harvesting::last(&self.harvests) else { return };
-        listener.tell_put_off();
         if self.epoch.pending() {
-            self.harvest_as(harvesting);
+            self.harvest_under_way();
         }
+        listener.tell_put_off();
+        harvesting.end();
     }
 
-    fn harvest_as(&self, harvesting: Harvesting<'_>) {
+    fn harvest_under_way(&self) {
         // The keys come out onto the stack, which has no room for 16 large ones.
         match size_of::<K>() {
             0..=256 => self.harvest_by::<16>(),
             _ => self.harvest_by::<1>(),
         }
-        harvesting.end();
     }
 
     #[inline(never)]

@@ -63,8 +63,7 @@ impl Harvests {
     }
 
     /// Calls the listener for what was put off, if this thread put some off, until it puts no more
-    /// off. The list is all threads': without this thread's note another thread could keep it at
-    /// work.
+    /// off. The list is all threads': a thread that puts nothing off makes no reports of others.
     pub fn tell_put_off<K>(&self, listener: &Listener<K>) {
         while let Some(outermost) = self.own().next().filter(|own| own_harvest(*own) & PUT_OFF != 0)
         {
