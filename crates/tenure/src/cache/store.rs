@@ -99,6 +99,7 @@ pub(super) struct Spare<'a, K> {
     cause: Option<RemovalCause>,
     /// The cache may have evicted other values for it.
     evicted: bool,
+    /// Until [`Inner::finish`] has told what was evicted and replaced.
     left: Unfinished<'a>,
 }
 
