@@ -6,6 +6,8 @@ mod array;
 mod epoch;
 #[path = "../../tenure/src/cache/harvest.rs"]
 mod harvest;
+#[path = "../../tenure/src/cache/harvesting.rs"]
+mod harvesting;
 #[path = "../../tenure/src/cache/life.rs"]
 mod life;
 #[path = "../../tenure/src/cache/listener.rs"]

@@ -1,7 +1,8 @@
 //! Harvests of a table: drop what was taken out of it and no reader can read any more.
 
 use super::array::Array;
-use super::removed::{Harvesting, Keys, Retired};
+use super::harvesting::Harvesting;
+use super::removed::{Keys, Retired};
 use super::table::{arrays, Table, Writer};
 use crate::sync::Guard;
 use std::ptr::null_mut;

@@ -51,6 +51,7 @@ mod get_async;
 mod ghosts;
 mod growth;
 mod harvest;
+mod harvesting;
 mod header;
 mod inner;
 mod inside;

@@ -1,8 +1,8 @@
 //! The index: it maps keys to places, in shards that share no memory.
 
+use super::harvesting::{Harvesting, Harvests};
 use super::listener::{Listener, RemovalCause};
 use super::place::{number, Place, SHARDS};
-use super::removed::{Harvesting, Harvests};
 use super::single_flight::Flights;
 use super::space::Index;
 use super::table::{Change, Table};

@@ -3,13 +3,13 @@
 use super::array::NoMemory;
 use super::change::Putting;
 use super::copied::Copied;
+use super::harvesting::{tell_replaced, Harvesting, Unfinished};
 use super::header::Header;
 use super::inside::Inside;
 use super::lanes::lane;
 use super::lifetimes::Age;
 use super::listener::RemovalCause;
 use super::place::Place;
-use super::removed::{tell_replaced, Harvesting, Unfinished};
 use super::segment::{no_own_memory, Segment};
 use super::single_flight::Landing;
 use super::space::{Index, Room};

@@ -14,9 +14,10 @@
 
 use super::array::{Array, Compared, Hit, NoMemory};
 use super::epoch::{Epoch, Grace};
+use super::harvesting::Harvests;
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
-use super::removed::{Harvests, Retired};
+use super::removed::Retired;
 use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
