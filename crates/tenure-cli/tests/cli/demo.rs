@@ -32,17 +32,30 @@ fn the_end_of_its_terminal_leaves_nothing_behind() {
 
 fn demo(dir: &Path, limit: u64, seconds: u32, more: &[&str]) -> (Output, Value) {
     let (svg, json) = (dir.join("demo.svg"), dir.join("demo.json"));
-    let done = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args(["demo", "--seconds", &seconds.to_string(), "--level", "1"])
-        .args(["--limit", &limit.to_string()])
-        .args(["--svg".as_ref(), svg.as_os_str(), "--json".as_ref(), json.as_os_str()])
-        .args(more)
-        .output()
-        .expect("the program starts");
+    let run = || {
+        Command::new(env!("CARGO_BIN_EXE_tenure"))
+            .args(["demo", "--seconds", &seconds.to_string(), "--level", "1"])
+            .args(["--limit", &limit.to_string()])
+            .args(["--svg".as_ref(), svg.as_os_str(), "--json".as_ref(), json.as_os_str()])
+            .args(more)
+            .output()
+            .expect("the program starts")
+    };
+    let mut done = run();
+    // A disk that is read for the first time may give 1 MiB in 5 s. The next demo finds in the page
+    // cache what this one has read.
+    let is_too_slow =
+        |done: &Output| String::from_utf8_lossy(&done.stderr).contains("this machine makes only");
+    for _ in 0..5 {
+        if is_too_slow(&done) {
+            done = run();
+        }
+    }
     let shown = String::from_utf8_lossy(&done.stderr);
     let shown = format!("{shown}\n{}", String::from_utf8_lossy(&done.stdout));
     assert!(matches!(done.status.code(), Some(0 | 1)), "{}: {shown}", done.status);
-    let picture = std::fs::read_to_string(svg).expect("the picture was written");
+    let picture = std::fs::read_to_string(svg);
+    let picture = picture.unwrap_or_else(|error| panic!("no picture ({error}): {shown}"));
     roxmltree::Document::parse(&picture).expect("the picture is well-formed");
     let json = std::fs::read(json).expect("the result was written");
     let result: Value = serde_json::from_slice(&json).expect("the result is JSON");
