@@ -106,6 +106,7 @@ fn run(args: &Run) -> io::Result<ExitCode> {
         width: terminal::width(),
         interrupted: Some(catch_signals()?),
         rounds: args.rounds,
+        skip_warm_up: false,
         threads: args.threads.clone(),
         filter: args.filter.clone(),
         size: args.size,

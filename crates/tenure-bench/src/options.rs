@@ -25,6 +25,8 @@ pub struct Options {
     pub interrupted: Option<Arc<AtomicBool>>,
     /// Measured rounds of each comparison, the warm-up not counted; each bench has its own default.
     pub rounds: Option<u32>,
+    /// Leaves out the warm-up: for a test that everything runs, whatever the figures.
+    pub skip_warm_up: bool,
     /// Thread counts; empty means each bench's own (1, 2, 4 or 1, 2, 4, 8).
     pub threads: Vec<usize>,
     /// Run only comparisons whose title contains this (upper and lower case alike).

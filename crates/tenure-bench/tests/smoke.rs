@@ -24,6 +24,8 @@ fn smoke(name: &str) -> Ran {
     let options = Options {
         quick: true,
         rounds: Some(sweep(1, 2)),
+        // `volatile` compares what no first round does, and `unmap` collects all but the first.
+        skip_warm_up: sweep(!["volatile", "unmap"].contains(&name), false),
         json: Some(path.clone()),
         bench: Some(BENCH.into()),
         launcher: launcher(),

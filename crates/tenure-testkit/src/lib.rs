@@ -11,6 +11,7 @@
 //! - [`refused`]: parts of the kernel refused as users find them, and tests under that.
 //! - [`hugetlb`]: more huge pages in the kernel's pool.
 //! - [`leak`]: mappings, descriptors and threads before and after.
+//! - [`page_out()`]: pages that the kernel takes.
 //! - [`child`]: a test body in a process of its own, as another user if need be.
 //! - [`skip`](mod@skip): skips with reasons, listed at the end of `cargo test --workspace`.
 //! - [`sweep()`]: long sweeps, short or whole.
@@ -27,6 +28,7 @@ pub mod deadline;
 pub mod hugetlb;
 pub mod leak;
 pub mod look;
+mod page_out;
 pub mod refused;
 pub mod skip;
 mod sweep;
@@ -36,6 +38,7 @@ pub use again::tests_under;
 pub use child::{as_nobody, in_child, run_child, undisturbed, ChildResult};
 pub use deadline::Deadline;
 pub use leak::LeakCheck;
+pub use page_out::page_out;
 pub use sweep::{is_whole, sweep};
 pub use tenure_measure::{
     cgroup, competitor, pages, seccomp, Competitor, MemoryCgroup, Unavailable,

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use tenure_testkit::leak::LeakCheck;
 use tenure_testkit::zram::ZramSwap;
 use tenure_testkit::{
-    as_nobody, in_child, or_skip, pages, run_child, skip, this_test, MemoryCgroup,
+    as_nobody, in_child, or_skip, page_out, pages, run_child, skip, this_test, MemoryCgroup,
 };
 
 const PAGE: usize = 4096;
@@ -308,7 +308,7 @@ fn in_swap(name: &str, swap: &ZramSwap) {
         // SAFETY: within the mapping made above.
         unsafe { at.add(page * PAGE).cast::<usize>().write_volatile(page + 1) };
     }
-    advise(at, len, libc::MADV_PAGEOUT);
+    page_out(at as usize, len, len / PAGE / 2 - 1);
     let entries = pages::pagemap(at as usize, len).unwrap();
     let out = entries.iter().filter(|e| e.swapped()).count();
     assert!(out > len / PAGE / 2, "{out} pages of {name} went out");

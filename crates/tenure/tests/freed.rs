@@ -10,9 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tenure::volatile::{forget, mark, offer_now, purge_now, unmark};
 use tenure::{pool, ErrorKind, Outcome, Volatile};
-use tenure_testkit::pages::pagemap;
 use tenure_testkit::zram::ZramSwap;
-use tenure_testkit::{in_child, or_skip, this_test, undisturbed};
+use tenure_testkit::{in_child, or_skip, page_out, this_test, undisturbed};
 
 #[test]
 fn locked_and_shared_memory_cannot_be_freed_lazily_and_the_error_says_why() {
@@ -36,29 +35,12 @@ fn locked_and_shared_memory_cannot_be_freed_lazily_and_the_error_says_why() {
     }
 }
 
-/// Has the kernel swap pages out, until at most so many are in memory. A page that waits on another
-/// processor's list stays.
-fn page_out(at: *const u8, len: usize, may_stay: usize) {
-    let mut stay = usize::MAX;
-    for _ in 0..50 {
-        // SAFETY: paging out changes no byte.
-        assert_eq!(unsafe { libc::madvise(at as *mut _, len, libc::MADV_PAGEOUT) }, 0);
-        let pages = pagemap(at as usize, len).unwrap();
-        stay = pages.iter().filter(|page| !page.swapped()).count();
-        if stay <= may_stay {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("{stay} pages stay in memory");
-}
-
 #[test]
 fn what_is_swapped_out_goes_at_once_and_the_program_is_told() {
     drop(or_skip!(ZramSwap::create(64 << 20)));
     in_child(this_test!(), &[], || {
         let _swap = ZramSwap::create(64 << 20).unwrap();
-        let swapped_out = |raw: &Raw| page_out(raw.ptr(), raw.len, 0);
+        let swapped_out = |raw: &Raw| page_out(raw.start, raw.len, 0);
         // The plain call, with no memory short: the bytes are gone, without a report.
         let plain = Raw::anonymous(64);
         (0..64).for_each(|i| plain.set(i, 3));
@@ -86,7 +68,7 @@ fn what_is_swapped_out_goes_at_once_and_the_program_is_told() {
 /// The first byte of each page after the pages (more than half of them) were swapped out and read
 /// back: clean, as the kernel counts.
 fn read_back(at: *const u8, len: usize) -> Vec<u8> {
-    page_out(at, len, len / PAGE / 2);
+    page_out(at as usize, len, len / PAGE / 2);
     first_bytes(at, len)
 }
 

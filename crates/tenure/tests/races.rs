@@ -1,5 +1,7 @@
 //! Threads that mark and unmark the same memory while it is offered, purged, split and merged.
 
+tenure_testkit::two_for_each_processor!();
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};

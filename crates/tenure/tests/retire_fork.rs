@@ -1,5 +1,7 @@
 //! Forks, signals, threads and allocators around a retire.
 
+tenure_testkit::two_for_each_processor!();
+
 mod retire_kit;
 
 use retire_kit::*;

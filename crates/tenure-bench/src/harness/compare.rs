@@ -6,6 +6,7 @@ use super::row::{Role, Row, Unit};
 use super::stats::Stats;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::RangeInclusive;
 
 /// One measurement: the value, and the counts beside it.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,19 +171,24 @@ impl<'a> Comparison<'a> {
     /// # Errors
     /// The first error of a contestant other than `Unsupported` and `TimedOut`.
     pub fn run(self, rounds: u32) -> io::Result<Outcome> {
-        self.run_in(rounds, &mut Turn::unhurried())
+        self.run_in(0..=rounds, &mut Turn::unhurried())
     }
 
-    /// [`run`](Comparison::run), with fewer rounds if `turn` is over before. An interruption ends
-    /// it with the complete rounds.
+    /// [`run`](Comparison::run), with fewer rounds if `turn` is over before. Round 0 is the warm-up.
+    /// An interruption ends it with the complete rounds.
     ///
     /// # Errors
     /// As for [`run`](Comparison::run); `Interrupted` if not even one round is complete.
-    pub(crate) fn run_in(mut self, rounds: u32, turn: &mut Turn<'_>) -> io::Result<Outcome> {
+    pub(crate) fn run_in(
+        mut self,
+        rounds: RangeInclusive<u32>,
+        turn: &mut Turn<'_>,
+    ) -> io::Result<Outcome> {
         let mut rows: Vec<Row> = self.contestants.iter().map(Contestant::row).collect();
         let mut whole = 0;
-        for round in 0..=rounds {
-            let is_last = turn.begin(round, rounds);
+        let last = *rounds.end();
+        for round in rounds {
+            let is_last = turn.begin(round, last);
             if let Err(error) = self.round(round, is_last, &mut rows, turn) {
                 if !turn.is_interrupted() || whole == 0 {
                     return Err(error);

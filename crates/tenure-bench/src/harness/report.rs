@@ -181,7 +181,8 @@ impl<'a> Report<'a> {
             return Ok(None);
         }
         let mut turn = self.pace.turn(comparison.title());
-        let outcome = comparison.run_in(rounds, &mut turn)?;
+        let first = u32::from(self.options.skip_warm_up);
+        let outcome = comparison.run_in(first..=rounds, &mut turn)?;
         self.pace.done();
         let Some(bench) = self.document.benches.last_mut() else {
             return Ok(None);

@@ -7,7 +7,7 @@
 static void *body(void *argument) {
     size_t len = *(size_t *)argument;
     CHECK(pthread_cancel(pthread_self()) == 0);
-    for (int n = 0; n < 6; n++) {
+    for (int n = 0; n < sweep(2, 6); n++) {
         char *block = malloc(len);
         memset(block, 1, len);
         free(block);

@@ -158,7 +158,7 @@ fn a_compiler_of_c_plus_plus() {
     needs!("g++");
     let dir = tempfile::tempdir().expect("a directory");
     let source = bench_script("heavy.cpp");
-    let depth = sweep(3, 4);
+    let depth = sweep(2, 4);
     let compile = format!("g++ -std=c++17 -DDEPTH={depth} -O1 -c {source} -o a.o && cksum < a.o");
     same("g++", &compile, dir.path());
 }

@@ -1,8 +1,6 @@
 //! Filters as service managers set them: tenure never makes the calls for which they kill.
 
-mod promise_kit;
-
-use promise_kit::*;
+use crate::promise_kit::*;
 use std::time::Duration;
 use tenure::volatile::{self, Refill, Settings};
 use tenure::{Cache, Outcome, Volatile};

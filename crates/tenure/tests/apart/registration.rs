@@ -1,9 +1,7 @@
 //! Memory that was taken back belongs to the program: failures on the way leave no trace in the
 //! kernel.
 
-mod promise_kit;
-
-use promise_kit::*;
+use crate::promise_kit::*;
 use tenure::volatile;
 use tenure::Outcome;
 use tenure_testkit::{pages, skip, this_test};
