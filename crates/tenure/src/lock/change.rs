@@ -19,6 +19,7 @@ use rustix::io::Errno;
 pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u64> {
     let (pieces, since) = {
         let mut ledger = ledger::open();
+        pay(&mut ledger);
         let pieces = claim(&mut ledger, call, range, when, |claims| claims.taken(when))?;
         (pieces, ledger.guard_comes())
     };
@@ -228,7 +229,21 @@ fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), E
     }
 }
 
-/// Gives a guard's claim back.
+/// Lowers the locks that the kernel refused to lower before.
+pub(super) fn pay(ledger: &mut Ledger) {
+    if !std::mem::take(&mut ledger.owes) {
+        return;
+    }
+    for (part, claims) in ledger.owed() {
+        match weaken(part, claims.wanted()) {
+            Ok(()) => ledger.set(part, Claims { owed: false, ..claims }),
+            Err(_) => ledger.owes = true,
+        }
+    }
+}
+
+/// Gives a guard's claim back. A part whose lock the kernel refuses to lower stays locked, and the
+/// ledger tries again later: see [`pay`].
 pub(super) fn give_back(
     ledger: &mut Ledger,
     range: PageRange,
@@ -237,15 +252,42 @@ pub(super) fn give_back(
     let mut result = Ok(());
     for (part, claims) in ledger.pieces(range) {
         let Some(claims) = claims else { continue };
-        let after = claims.given_back(when);
+        let mut after = claims.given_back(when);
         if after.wanted() < claims.wanted() {
-            if let Err(error) = weaken(part, after.wanted()) {
-                result = Err(error);
-            }
+            let weakened = weaken(part, after.wanted());
+            after.owed = weakened.is_err();
+            ledger.owes |= after.owed;
+            result = result.and(weakened);
         }
         ledger.set(part, after);
     }
     result
+}
+
+/// Gives a guard's claim on fault back, or nothing: after an error everything is as it was.
+pub(super) fn give_back_whole(
+    ledger: &mut Ledger,
+    range: PageRange,
+    since: u64,
+) -> std::result::Result<(), NotLowered> {
+    let still = ledger.still(range, since);
+    let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
+    let claimed = || pieces.iter().filter_map(|(part, claims)| Some((*part, (*claims)?)));
+    let after = |claims: Claims| claims.given_back(When::OnFault);
+    for (done, (part, claims)) in claimed().enumerate() {
+        if after(claims).wanted() == claims.wanted() {
+            continue;
+        }
+        if let Err(error) = weaken(part, after(claims).wanted()) {
+            for (part, claims) in claimed().take(done + 1) {
+                let _ = strengthen(part, claims.wanted());
+            }
+            return Err(error);
+        }
+    }
+    claimed().for_each(|(part, claims)| ledger.set(part, after(claims)));
+    ledger.guard_goes(range, since);
+    Ok(())
 }
 
 /// Turns a guard's full claim into one on fault. After an error everything is as it was, unless the
@@ -289,6 +331,7 @@ pub(super) fn clear(
     range: PageRange,
     kinds: Kinds,
 ) -> std::result::Result<(), Uncleared> {
+    pay(ledger);
     let guarded = |claims: Option<Claims>| claims.is_some_and(|c| c.now + c.on_fault > 0);
     if kinds == Kinds::ALL
         && inspect::one_mapping(range)

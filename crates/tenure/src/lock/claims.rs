@@ -26,6 +26,9 @@ pub(super) struct Claims {
     pub on_fault: u32,
     /// Locked without a guard: by the uncounted calls, or by code before tenure.
     pub base: Kinds,
+    /// The kernel refused to lower the page's lock to these claims (a mapping more than it allows; a
+    /// limit that was lowered): a stronger lock than theirs is nobody's. tenure tries again.
+    pub owed: bool,
 }
 
 impl Claims {
@@ -48,7 +51,7 @@ impl Claims {
     /// Returns whether the kernel's own flags contain all of this, so that the ledger need not
     /// store it.
     pub fn is_plain(self) -> bool {
-        self.now == 0 && self.on_fault == 0 && self.base != Kinds::ALL
+        self.now == 0 && self.on_fault == 0 && self.base != Kinds::ALL && !self.owed
     }
 
     /// Returns the claims corrected by the kernel's state, because another call has changed the
@@ -57,12 +60,12 @@ impl Claims {
     pub fn reconciled(self, kernel: Level) -> Claims {
         let mut claims = self;
         match kernel {
-            Level::Unlocked => claims.base = Kinds::default(),
+            Level::Unlocked => (claims.base, claims.owed) = (Kinds::default(), false),
             Level::OnFault => {
                 claims.base.now = false;
-                claims.base.on_fault |= claims.wanted() < kernel;
+                claims.base.on_fault |= !claims.owed && claims.wanted() < kernel;
             }
-            Level::Full => claims.base.now |= claims.wanted() < kernel,
+            Level::Full => claims.base.now |= !claims.owed && claims.wanted() < kernel,
         }
         claims
     }
@@ -108,5 +111,12 @@ mod tests {
         assert_eq!(base.reconciled(Level::Full), base);
         assert_eq!(base.reconciled(Level::OnFault).base, Kinds { now: false, on_fault: true });
         assert_eq!(base.reconciled(Level::Unlocked).base, Kinds::default());
+        // What the kernel refused to lower is nobody's claim.
+        let owed = Claims { owed: true, ..guarded };
+        assert_eq!(owed.reconciled(Level::Full), owed);
+        assert_eq!(owed.reconciled(Level::Unlocked), guarded);
+        let alone = Claims { owed: true, ..Claims::default() };
+        assert_eq!(alone.reconciled(Level::OnFault), alone);
+        assert!(!alone.is_plain());
     }
 }

@@ -49,14 +49,17 @@ use crate::tracking::raw::is_marked;
 pub fn lock(addr: *const u8, len: usize, when: When) -> Result<Lock> {
     let range = PageRange::touched("lock", addr, len)?;
     refuse_volatile("lock", range)?;
+    // Read before: a signal handler may fork in the midst of this, and a child holds no lock.
+    let generation = generation::current();
     let since = change::take("lock", range, when)?;
-    Ok(Lock { range, when, generation: generation::current(), since })
+    Ok(Lock { range, when, generation, since })
 }
 
 /// Locks on fault a mapping that was just made, and that no other code has.
 pub(super) fn lock_new(call: &'static str, range: PageRange) -> Result<Lock> {
+    let generation = generation::current();
     let since = change::take_new(call, range)?;
-    Ok(Lock { range, when: When::OnFault, generation: generation::current(), since })
+    Ok(Lock { range, when: When::OnFault, generation, since })
 }
 
 pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()> {
@@ -211,13 +214,27 @@ impl Lock {
         Ok(())
     }
 
-    /// A part that cannot be unlocked (a mapping that cannot be split any more) stays locked, which
-    /// is more than was promised and not less.
+    /// A part that cannot be unlocked (a mapping that cannot be split any more) stays locked until a
+    /// later call for a lock, which tries again.
     fn give_back(&self, ledger: &mut ledger::Ledger) {
+        change::pay(ledger);
         for part in ledger.still(self.range, self.since) {
             let _ = change::give_back(ledger, part, self.when);
         }
         ledger.guard_goes(self.range, self.since);
+    }
+
+    /// Ends a lock on fault, or returns it if the kernel does not unlock all of the range.
+    pub(super) fn end(self) -> std::result::Result<(), Lock> {
+        let ended = ledger::open_if(self.generation)
+            .map(|mut ledger| change::give_back_whole(&mut ledger, self.range, self.since));
+        match ended {
+            Some(Err(_)) => Err(self),
+            _ => {
+                std::mem::forget(self);
+                Ok(())
+            }
+        }
     }
 
     /// Keeps the pages locked until the process ends, they are unmapped, or

@@ -7,13 +7,16 @@
 #![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
 
 use super::claims::Claims;
+use super::forgotten::Forgotten;
 use super::When;
 use crate::os::generation;
 use crate::range::PageRange;
 use crate::runtime::fork;
+use crate::runtime::lock::thread_number;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// See the head of the module.
 #[derive(Debug, Default)]
@@ -22,6 +25,8 @@ pub(super) struct Ledger {
     parts: BTreeMap<usize, (usize, Claims)>,
     /// The last `mlockall` setting for future mappings, if the call went through tenure.
     pub future: Option<When>,
+    /// The kernel refused to lower the lock of a part: see [`Claims::owed`].
+    pub owes: bool,
     /// The number of guards.
     guards: usize,
     /// How often a part of a guard's range was unmapped.
@@ -74,23 +79,86 @@ fn home() -> &'static Home {
     }
 }
 
+/// For the whole process, as [`HOME`] is. A child begins its own ledger, and finds no claims on
+/// what its parent has noted.
+static FORGOTTEN: Forgotten = Forgotten::new();
+/// The number of the thread that has the ledger; 0: none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The ledger, which no other thread has meanwhile.
+pub(super) struct Open(MutexGuard<'static, Ledger>);
+
+impl Open {
+    fn new(mut ledger: MutexGuard<'static, Ledger>) -> Open {
+        OWNER.store(thread_number(), Ordering::Relaxed);
+        FORGOTTEN.take_all(|range| ledger.forget_unmapped(range));
+        Open(ledger)
+    }
+}
+
+impl Deref for Open {
+    type Target = Ledger;
+    fn deref(&self) -> &Ledger {
+        &self.0
+    }
+}
+
+impl DerefMut for Open {
+    fn deref_mut(&mut self) -> &mut Ledger {
+        &mut self.0
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        OWNER.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Returns this process's ledger. Its lock orders all changes that tenure makes to locks.
-pub(super) fn open() -> MutexGuard<'static, Ledger> {
-    home().ledger.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn open() -> Open {
+    Open::new(home().ledger.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Returns the ledger of that generation; `None` in a child, which has none of its parent's claims.
-pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
+pub(super) fn open_if(generation: u64) -> Option<Open> {
     (generation::current() == generation).then(open)
 }
 
-/// Returns the ledger, if there is one with entries. Allocates nothing. `None` also if a fork holds
-/// it for which the thread must not wait: ranges that are unmapped meanwhile stay in it.
-pub(super) fn open_if_any() -> Option<MutexGuard<'static, Ledger>> {
+/// Returns the ledger's home, if this process has one. Allocates nothing.
+fn home_if_any() -> Option<&'static Home> {
     // SAFETY: the pointer is null, or a `Home` that was leaked before it was stored and is never
     // freed.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
-    (home.generation == generation::current()).then(|| fork::lock(&home.ledger))?
+    (home.generation == generation::current()).then_some(home)
+}
+
+/// Returns whether there may be entries for the range: `true` also if a thread has the ledger.
+/// Allocates nothing and does not wait.
+pub(super) fn may_know(range: PageRange) -> bool {
+    home_if_any().is_some_and(|home| match home.ledger.try_lock() {
+        Ok(ledger) => ledger.knows(range),
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().knows(range),
+        Err(TryLockError::WouldBlock) => true,
+    })
+}
+
+/// Returns whether [`forget_unmapped`] would wait for its own thread.
+pub(super) fn is_stuck() -> bool {
+    FORGOTTEN.is_full() && OWNER.load(Ordering::Relaxed) == thread_number()
+}
+
+/// Drops all claims on a range that is being unmapped. Only if 4,096 such ranges wait for the next
+/// use of the ledger, this waits for it and allocates. (Not for a fork for which the thread must not
+/// wait: then the claims stay.)
+pub(super) fn forget_unmapped(range: PageRange) {
+    if !may_know(range) || FORGOTTEN.note(range) {
+        return;
+    }
+    let ledger = home_if_any().and_then(|home| fork::lock(&home.ledger));
+    if let Some(ledger) = ledger {
+        Open::new(ledger).forget_unmapped(range);
+    }
 }
 
 impl Ledger {
@@ -106,21 +174,30 @@ impl Ledger {
         if self.guards == 0 {
             self.unmapped.clear();
         }
-        for i in (0..self.unmapped.len()).rev() {
-            let gone = self.unmapped[i];
-            let (start, end) = (range.start.max(gone.range.start), range.end.min(gone.range.end));
-            if gone.when <= since || start >= end {
+        // In the order of time: a guard counts for an unmapped range with the parts that it still had
+        // then.
+        let mut parts = vec![range];
+        let mut before = std::mem::take(&mut self.unmapped);
+        before.sort_by_key(|gone| gone.when);
+        for gone in before {
+            if gone.when <= since {
+                self.unmapped.push(gone);
                 continue;
             }
-            // The parts beside it were held by other guards.
-            let beside = without(gone.range, range).into_iter().flatten();
-            self.unmapped.extend(beside.map(|range| Unmapped { range, ..gone }));
-            if gone.guards > 1 {
+            let mut others = vec![gone.range];
+            for part in &parts {
+                let (start, end) = (part.start.max(gone.range.start), part.end.min(gone.range.end));
+                if start >= end {
+                    continue;
+                }
                 let range = PageRange::new(start, end);
-                self.unmapped[i] = Unmapped { range, guards: gone.guards - 1, ..gone };
-            } else {
-                self.unmapped.swap_remove(i);
+                others = all_without(others, range);
+                if gone.guards > 1 {
+                    self.unmapped.push(Unmapped { range, guards: gone.guards - 1, ..gone });
+                }
             }
+            self.unmapped.extend(others.into_iter().map(|range| Unmapped { range, ..gone }));
+            parts = all_without(parts, gone.range);
         }
     }
 
@@ -128,18 +205,22 @@ impl Ledger {
     pub fn still(&self, range: PageRange, since: u64) -> Vec<PageRange> {
         let mut parts = vec![range];
         for gone in self.unmapped.iter().filter(|gone| gone.when > since) {
-            parts =
-                parts.into_iter().flat_map(|part| without(part, gone.range)).flatten().collect();
+            parts = all_without(parts, gone.range);
         }
         parts
     }
 
+    /// Returns whether there is an entry for a part of the range. Allocates nothing.
+    fn knows(&self, range: PageRange) -> bool {
+        let before = self.parts.range(..range.start).next_back();
+        before.is_some_and(|(_, (end, _))| *end > range.start)
+            || self.parts.range(range.start..range.end).next().is_some()
+    }
+
     /// Drops all claims on a range that is being unmapped.
     pub fn forget_unmapped(&mut self, range: PageRange) {
-        let before = self.parts.range(..range.start).next_back();
-        let reaches_in = before.is_some_and(|(_, (end, _))| *end > range.start);
-        if !reaches_in && self.parts.range(range.start..range.end).next().is_none() {
-            return; // the usual case allocates nothing
+        if !self.knows(range) {
+            return;
         }
         let held = |(part, claims): (PageRange, Option<Claims>)| {
             claims.map(|claims| (part, claims.now + claims.on_fault)).filter(|held| held.1 > 0)
@@ -177,6 +258,12 @@ impl Ledger {
             pieces.push((PageRange::new(at, range.end), None));
         }
         pieces
+    }
+
+    /// Returns the parts whose lock the kernel refused to lower.
+    pub fn owed(&self) -> Vec<(PageRange, Claims)> {
+        let parts = self.parts.iter().filter(|(_, (_, claims))| claims.owed);
+        parts.map(|(start, (end, claims))| (PageRange::new(*start, *end), *claims)).collect()
     }
 
     /// Returns whether there is no entry.
@@ -246,6 +333,11 @@ impl Ledger {
     }
 }
 
+/// Returns the rest of each part.
+fn all_without(parts: Vec<PageRange>, gone: PageRange) -> Vec<PageRange> {
+    parts.into_iter().flat_map(|part| without(part, gone)).flatten().collect()
+}
+
 /// Returns the rest of `part` on either side of `gone`.
 fn without(part: PageRange, gone: PageRange) -> [Option<PageRange>; 2] {
     let piece = |start: usize, end: usize| (start < end).then(|| PageRange::new(start, end));
@@ -313,6 +405,27 @@ mod tests {
         assert_eq!(ledger.still(right, since[2]), [pages(23, 24)]);
         assert_eq!(ledger.still(pages(11, 23), later), [pages(11, 23)]);
         ledger.guard_goes(right, since[2]);
+        assert!(ledger.unmapped.is_empty());
+    }
+
+    /// A guard that had lost its range before another guard of the next mapping there lost it, too.
+    #[test]
+    fn a_guard_that_has_lost_its_range_counts_once() {
+        let mut ledger = Ledger::default();
+        let (range, one) = (pages(10, 20), Claims::default().taken(When::Now));
+        let mut guard = |ledger: &mut Ledger| {
+            let since = ledger.guard_comes();
+            ledger.set(range, one);
+            ledger.forget_unmapped(range);
+            since
+        };
+        let (first, second) = (guard(&mut ledger), guard(&mut ledger));
+        let third = ledger.guard_comes();
+        ledger.set(range, one);
+        ledger.guard_goes(range, first);
+        assert_eq!(ledger.still(range, second), []);
+        assert_eq!(ledger.still(range, third), [range]);
+        ledger.guard_goes(range, second);
         assert!(ledger.unmapped.is_empty());
     }
 

@@ -46,7 +46,16 @@ pub unsafe fn mmap(
 ) -> Result<*mut u8> {
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
-    at.map(|at| at as *mut u8).map_err(|errno| failed("mmap", addr as usize, len, errno))
+    let at = at.map_err(|errno| failed("mmap", addr as usize, len, errno))?;
+    if replaces(flags) {
+        // The guards of the old mapping have no claim on this one.
+        super::forget_unmapped(PageRange::new(at, at + len.next_multiple_of(os::page_size())));
+    }
+    Ok(at as *mut u8)
+}
+
+fn replaces(flags: i32) -> bool {
+    flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0
 }
 
 fn failed(call: &'static str, start: usize, len: usize, errno: rustix::io::Errno) -> Error {
@@ -110,7 +119,7 @@ pub unsafe fn mmap_on_fault(
     };
     // If the address is fixed, the new mapping is first made elsewhere, so that a failure leaves
     // the old one. MAP_FIXED_NOREPLACE replaces nothing, so it does not need this.
-    let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
+    let replaces = replaces(flags);
     if replaces && start % page != 0 {
         return Err(failed(rustix::io::Errno::INVAL));
     }

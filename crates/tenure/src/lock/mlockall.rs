@@ -102,7 +102,7 @@ pub fn mlockall(scope: Scope) -> Result<()> {
     let when = if on_fault { When::OnFault } else { When::Now };
     let mut ledger = ledger::open();
     let before = match current {
-        true => locked_now(&ledger).map_err(|errno| unreadable(call, errno))?,
+        true => locked_now(&mut ledger).map_err(|errno| unreadable(call, errno))?,
         false => Vec::new(),
     };
     mlock::lock_all(current, future, on_fault).map_err(|errno| refused_all(call, errno))?;
@@ -156,7 +156,7 @@ pub fn munlockall2(scope: Scope) -> Result<()> {
     let coming = coming(&ledger).map_err(|errno| unreadable(call, errno))?;
     let ends = coming.is_some_and(|when| future || (on_fault && when == When::OnFault));
     let mapped = mappings().map_err(|errno| unreadable(call, errno))?;
-    let pieces = locked_now(&ledger).map_err(|errno| unreadable(call, errno))?;
+    let pieces = locked_now(&mut ledger).map_err(|errno| unreadable(call, errno))?;
     if let (true, Some(coming)) = (ends, coming) {
         end_future(call, &mapped, &pieces, kinds, coming)?;
     }
@@ -181,13 +181,18 @@ fn mappings() -> std::result::Result<Vec<PageRange>, Errno> {
     Ok(found)
 }
 
-/// Returns all pieces of locked mappings, and of mappings that the ledger knows.
-fn locked_now(ledger: &Ledger) -> std::result::Result<Vec<Piece>, Errno> {
+/// Returns all pieces of locked mappings, and of mappings that the ledger knows. The ledger forgets
+/// claims on mappings that are not locked any more.
+fn locked_now(ledger: &mut Ledger) -> std::result::Result<Vec<Piece>, Errno> {
     if limits::locked_bytes() == Ok(0) && ledger.is_empty() {
         return Ok(Vec::new());
     }
     let mut pieces = inspect::look_everywhere(ledger)?;
-    pieces.retain(|piece| piece.kernel > Level::Unlocked || !piece.claims.is_plain());
+    let counts = |piece: &Piece| piece.kernel > Level::Unlocked || !piece.claims.is_plain();
+    for piece in pieces.iter().filter(|piece| !counts(piece)) {
+        ledger.set(piece.range, Claims::default());
+    }
+    pieces.retain(counts);
     Ok(pieces)
 }
 
@@ -272,7 +277,12 @@ fn refused_all(call: &'static str, errno: Errno) -> Error {
     let mapped = limits::mapped_bytes();
     if let (Errno::NOMEM | Errno::PERM, Ok(account), Ok(mapped)) = (errno, super::account(), mapped)
     {
-        if !account.is_exempt() {
+        // A filter may refuse the call with the same error.
+        let too_low = account.soft.is_some_and(|soft| match errno {
+            Errno::PERM => soft == 0,
+            _ => soft < mapped,
+        });
+        if !account.is_exempt() && too_low {
             let why = text!(
                 "{mapped} bytes are mapped, more than the limit on locked memory \
                  (RLIMIT_MEMLOCK): {account}"

@@ -49,6 +49,7 @@ mod change;
 mod claims;
 mod diagnose;
 mod explain;
+mod forgotten;
 mod gradually;
 mod guard;
 mod inspect;
@@ -74,9 +75,19 @@ pub use secret::Secret;
 pub use within::{within, Within, WithinStatus};
 
 /// Drops all claims on a range that is being unmapped, so that the next mapping there neither
-/// inherits nor loses a lock. One load if nothing was locked through tenure.
+/// inherits nor loses a lock. One load if nothing was locked through tenure. A signal handler and an
+/// allocator may call it.
 pub(crate) fn forget_unmapped(range: crate::range::PageRange) {
-    if let Some(mut ledger) = ledger::open_if_any() {
-        ledger.forget_unmapped(range);
-    }
+    ledger::forget_unmapped(range);
+}
+
+/// Returns whether tenure may know of a lock in the range.
+pub(crate) fn may_be_locked(range: crate::range::PageRange) -> bool {
+    ledger::may_know(range)
+}
+
+/// Returns whether [`forget_unmapped`] would wait for code that the caller, a signal handler, has
+/// interrupted.
+pub(crate) fn may_not_forget() -> bool {
+    ledger::is_stuck()
 }

@@ -301,7 +301,9 @@ impl Keeper {
         for (number, _) in used {
             if self.locks.len() >= self.most {
                 let Some((_, oldest)) = held.pop() else { break };
-                self.let_go(oldest, status);
+                if !self.let_go(oldest, status) {
+                    break;
+                }
             }
             let range = self.range_of(number);
             match lock(range.start as *const u8, range.len(), When::OnFault) {
@@ -362,9 +364,14 @@ impl Keeper {
         Ok(came)
     }
 
-    fn let_go(&mut self, number: usize, status: &mut WithinStatus) {
+    /// Unlocks a window. `false`: the kernel refuses it, and the window still counts.
+    fn let_go(&mut self, number: usize, status: &mut WithinStatus) -> bool {
         let range = self.range_of(number);
-        self.locks.remove(&number);
+        if let Some(Err(lock)) = self.locks.remove(&number).map(Lock::end) {
+            self.locks.insert(number, lock);
+            status.refused += 1;
+            return false;
+        }
         status.locked_bytes -= range.len() as u64;
         status.moved_out_bytes += range.len() as u64;
         let mut all_shared = true;
@@ -377,6 +384,7 @@ impl Keeper {
                 self.windows[at].present = 0;
             }
         }
+        true
     }
 }
 

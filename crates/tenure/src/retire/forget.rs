@@ -11,10 +11,16 @@ pub(super) fn any_marks() -> bool {
     crate::tracking::raw::any()
 }
 
+/// Whether tenure may know of a lock in the range. Costs one load if nothing was locked through
+/// tenure, 30 ns otherwise.
+pub(super) fn may_be_locked(range: PageRange) -> bool {
+    lock::may_be_locked(range)
+}
+
 /// `EDEADLK`: a signal handler unmaps memory in the middle of a call of its thread, for which
 /// [`forget`] would wait.
 pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
-    match crate::tracking::raw::is_inside(range) {
+    match crate::tracking::raw::is_inside(range) || lock::may_not_forget() {
         true => Err(Errno::DEADLK),
         false => Ok(()),
     }

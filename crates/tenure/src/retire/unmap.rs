@@ -52,8 +52,9 @@ enum Class {
 /// Unmaps the range.
 pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way, Errno> {
     let is_small = range.len() < least;
-    // If nothing is marked, looking at the mappings of a small range costs more than it gains.
-    if is_small && !forget::any_marks() {
+    // If nothing is marked or locked, looking at the mappings of a small range costs more than it
+    // gains.
+    if is_small && !forget::any_marks() && !forget::may_be_locked(range) {
         return whole(range);
     }
     forget::may_forget(range)?;

@@ -40,6 +40,7 @@ mod forks_at_first_use;
 mod forks_in_handlers;
 mod killed_syscalls;
 mod lock_faults;
+mod lock_late;
 mod lock_more;
 mod made_again;
 mod many_processes;

@@ -6,20 +6,6 @@ use tenure::volatile;
 use tenure::Outcome;
 use tenure_testkit::{pages, skip, this_test};
 
-/// Makes so many mappings that the kernel refuses to split one more.
-fn as_many_mappings_as_there_may_be() -> bool {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-    let limit: usize = limit.trim().parse().unwrap_or(usize::MAX);
-    if limit > 200_000 {
-        return false;
-    }
-    let filler = plain(2 * limit * PAGE);
-    // SAFETY: this function's own mapping, which nothing reads.
-    (0..2 * limit).step_by(2).any(|i| unsafe {
-        libc::mprotect((filler + i * PAGE) as *mut _, PAGE, libc::PROT_READ) != 0
-    })
-}
-
 #[test]
 fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
     needs_userfaultfd!();
@@ -36,7 +22,7 @@ fn an_offer_that_the_kernel_refuses_half_way_leaves_nothing_watched() {
             assert_eq!(volatile::unmark(p, PAGE), Ok(Outcome::Intact));
         }
         never_offer();
-        if !as_many_mappings_as_there_may_be() {
+        if fill_mappings().is_none() {
             skip!("vm.max_map_count is too large to be reached here");
         }
         // SAFETY: this test's mapping, which stays: all of the first range and a part of the

@@ -1,0 +1,236 @@
+//! Guards that end late: their memory was unmapped, the kernel refuses, or a signal handler comes in
+//! between.
+
+use crate::lock_kit::*;
+use crate::promise_kit::{fill_mappings, promised};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tenure::lock::{self, lock, When};
+use tenure::{retire, ErrorKind};
+use tenure_testkit::seccomp::{Call, Errno, Filter};
+use tenure_testkit::{or_skip, skip, this_test};
+use Held::{Full, Not, OnFault};
+
+const PAGES: usize = 4;
+const LEN: usize = PAGES * PAGE;
+
+/// Maps pages at an address, over what is there.
+fn map_at(at: *mut u8, flags: i32) {
+    let flags = ANONYMOUS | libc::MAP_FIXED | flags;
+    // SAFETY: the test's own addresses, to which nothing refers.
+    let there = unsafe { libc::mmap(at.cast(), LEN, RW, flags, -1, 0) };
+    assert_eq!(there, at.cast());
+}
+
+fn unmap(at: *mut u8, len: usize) -> Result<(), i32> {
+    // SAFETY: the test's own mapping, to which nothing refers.
+    unsafe { retire::munmap_raw(at, len) }.map(drop)
+}
+
+#[test]
+fn a_guard_that_lost_its_memory_twice_unlocks_nothing_of_a_later_one() {
+    promised(this_test!(), || {
+        let area = Area::new(PAGES);
+        let at = area.page(0);
+        let lock_and_lose = || {
+            let guard = lock(at, LEN, When::Now).unwrap();
+            unmap(at, LEN).unwrap();
+            map_at(at, 0);
+            guard
+        };
+        let (first, second) = (lock_and_lose(), lock_and_lose());
+        drop(first);
+        let living = lock(at, LEN, When::Now).unwrap();
+        drop(second);
+        assert_eq!(area.held(), [Full; PAGES]);
+        drop(living);
+        assert_eq!(area.held(), [Not; PAGES]);
+    });
+}
+
+#[test]
+fn a_guard_that_lost_its_memory_leaves_what_mmap_puts_there() {
+    promised(this_test!(), || {
+        let area = Area::new(PAGES);
+        let guard = lock(area.page(0), LEN, When::Now).unwrap();
+        let flags = ANONYMOUS | libc::MAP_FIXED | libc::MAP_LOCKED;
+        // SAFETY: the test's own addresses, to which nothing refers.
+        let there = unsafe { lock::mmap(area.page(0), LEN, RW, flags, -1, 0) };
+        assert_eq!(there, Ok(area.page(0)));
+        drop(guard);
+        assert_eq!(area.held(), [Full; PAGES]);
+    });
+}
+
+/// Nothing is marked, and the range is short: tenure need not look at it for anything else.
+#[test]
+fn what_munmap_refuses_stays_locked_until_its_guards_end() {
+    promised(this_test!(), || {
+        const MSEAL: i64 = 462;
+        let area = Area::new(PAGES);
+        let guards = [lock(area.page(0), LEN, When::Now), lock(area.page(0), LEN, When::OnFault)];
+        // SAFETY: the test's own mapping. A seal changes no contents.
+        if unsafe { libc::syscall(MSEAL, area.page(0), LEN, 0) } != 0 {
+            skip!("no mseal before Linux 6.10");
+        }
+        assert_eq!(unmap(area.page(0), LEN), Err(libc::EPERM));
+        lock::munlock2(area.page(0), LEN, lock::Kinds::ALL).unwrap();
+        assert_eq!(area.held(), [Full; PAGES], "guards hold it");
+        drop(guards);
+        assert_eq!(area.held(), [Not; PAGES]);
+    });
+}
+
+#[test]
+fn what_the_kernel_cannot_unlock_is_unlocked_later() {
+    promised(this_test!(), || {
+        let area = Area::new(62);
+        let all = lock(area.page(0), 62 * PAGE, When::OnFault).unwrap();
+        let one = lock(area.page(30), PAGE, When::OnFault).unwrap();
+        let Some((at, len)) = fill_mappings() else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        drop(all);
+        assert_eq!(area.held(), [OnFault; 62], "the kernel splits no mapping");
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(lock(area.page(0), 62 * PAGE, When::Now).unwrap());
+        let held = area.held();
+        assert!(
+            held.iter().enumerate().all(|(i, held)| (*held == OnFault) == (i == 30)),
+            "{held:?}"
+        );
+        drop(one);
+        assert_eq!(area.held(), [Not; 62]);
+    });
+}
+
+#[test]
+fn a_limit_that_was_low_for_a_moment_leaves_nothing_locked() {
+    promised(this_test!(), || {
+        or_skip!(drop_ipc_lock());
+        let soft = soft_limit();
+        let area = Area::new(3 * PAGES);
+        let now = lock(area.page(0), LEN, When::Now).unwrap();
+        let on_fault = lock(area.page(0), LEN, When::OnFault).unwrap();
+        set_limit(PAGE as u64, soft);
+        drop(now);
+        set_limit(soft, soft);
+        // Other code's lock makes the next guard look at the kernel's own account.
+        area.mlock(2 * PAGES, 1).unwrap();
+        drop(lock(area.page(0), 3 * LEN, When::OnFault).unwrap());
+        area.munlock(2 * PAGES, 1).unwrap();
+        drop(on_fault);
+        assert_eq!(area.held(), [Not; 3 * PAGES]);
+    });
+}
+
+#[test]
+fn a_budget_holds_where_the_kernel_unlocks_nothing() {
+    promised(this_test!(), || {
+        let area = Area::new(64);
+        let budget = 16 * PAGE;
+        // SAFETY: the area stays as it is until the value is dropped.
+        let within = unsafe { lock::within(area.page(0), 64 * PAGE, budget) }.unwrap();
+        // Two mappings, so that no window has a mapping of its own.
+        let touch_and_look = |page: usize| {
+            // SAFETY: inside the area.
+            unsafe { area.page(page).write(1) };
+            let looks = within.status().looks;
+            while within.status().looks < looks + 2 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        (0..16).for_each(touch_and_look);
+        let locked = |held: &[Held]| held.iter().filter(|held| **held == OnFault).count() * PAGE;
+        assert_eq!(locked(&area.held()), budget);
+        let Some((at, len)) = fill_mappings() else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        (20..30).for_each(touch_and_look);
+        assert!(vm_lck() <= budget as u64, "{} bytes: {:?}", vm_lck(), within.status());
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(within);
+        assert_eq!(area.held(), [Not; 64]);
+    });
+}
+
+#[test]
+fn a_call_that_a_filter_refuses_is_not_the_limit_s() {
+    promised(this_test!(), || {
+        or_skip!(drop_ipc_lock());
+        or_skip!(Filter::new()
+            .refuse(Call::Number(libc::SYS_mlockall), Errno::PERM)
+            .install_this_thread());
+        let future = lock::Scope { future: true, ..lock::Scope::default() };
+        let error = lock::mlockall(future).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::System, libc::EPERM), "{error}");
+    });
+}
+
+#[test]
+fn both_kinds_on_memory_that_is_gone_are_forgotten() {
+    promised(this_test!(), || {
+        let area = Area::new(PAGES);
+        for when in [When::Now, When::OnFault] {
+            lock::mlock2(area.page(0), LEN, when).unwrap();
+        }
+        // Without tenure.
+        map_at(area.page(0), 0);
+        let all = lock::Scope { current: true, ..lock::Scope::default() };
+        or_skip!(lock::mlockall(all));
+        lock::munlockall2(all).unwrap();
+        assert_eq!(area.held(), [Not; PAGES]);
+    });
+}
+
+const AREAS: usize = 400;
+static NEXT: AtomicUsize = AtomicUsize::new(AREAS);
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+
+/// Unmaps the next area, which is locked.
+extern "C" fn unmap_the_next(_: libc::c_int) {
+    let number = NEXT.load(Ordering::Relaxed);
+    if number < AREAS {
+        NEXT.store(number + 1, Ordering::Relaxed);
+        let at = FIRST.load(Ordering::Relaxed) + number * 2 * PAGE;
+        if unmap(at as *mut u8, PAGE).is_err() {
+            std::process::abort();
+        }
+    }
+}
+
+#[test]
+fn a_handler_may_unmap_locked_memory_while_its_thread_locks() {
+    promised(this_test!(), || {
+        let own = Area::new(PAGES);
+        let many = Area::new(2 * AREAS);
+        let page_of = |number: usize| many.page(2 * number);
+        let guards: Vec<_> =
+            (0..AREAS).map(|number| lock(page_of(number), PAGE, When::OnFault).unwrap()).collect();
+        FIRST.store(many.at, Ordering::Relaxed);
+        // SAFETY: the handler is a function that lives for ever.
+        unsafe { libc::signal(libc::SIGALRM, unmap_the_next as *const () as usize) };
+        NEXT.store(0, Ordering::Relaxed);
+        let often = libc::timeval { tv_sec: 0, tv_usec: 150 };
+        let timer = libc::itimerval { it_interval: often, it_value: often };
+        // SAFETY: a timer of this process, read from the local.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+        while NEXT.load(Ordering::Relaxed) < AREAS {
+            drop(lock(own.page(0), LEN, When::OnFault).unwrap());
+        }
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGALRM, libc::SIG_IGN) };
+        // What other code maps there is its own.
+        let next: Vec<_> = (0..AREAS).map(page_of).collect();
+        for at in &next {
+            let flags = ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_LOCKED;
+            // SAFETY: the page was unmapped by the handler.
+            let there = unsafe { libc::mmap(at.cast(), PAGE, RW, flags, -1, 0) };
+            assert_eq!(there, at.cast());
+        }
+        drop(guards);
+        let held = many.held();
+        assert!((0..AREAS).all(|number| held[2 * number] == Full), "{held:?}");
+    });
+}
