@@ -8,6 +8,7 @@ use retire_kit::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tenure::lock;
 use tenure::retire::{self, Way};
 use tenure_testkit::{in_child, pages, sweep, this_test, LeakCheck};
 
@@ -51,7 +52,9 @@ fn it_allocates_nothing_and_keeps_errno() {
     in_child(this_test!(), &[], || {
         let check = |way: Way, several: Way| {
             let (at, hole) = (written(LEN), written(LEN));
-            // Parts, a hole, and an error as well.
+            let guard = lock::lock((hole + 8 * MIB) as *const u8, 4 * PAGE, lock::When::OnFault);
+            let guard = guard.unwrap();
+            // Parts, a hole, an error, and memory that tenure has locked.
             // SAFETY: parts of mappings of this test's own; the thread's errno.
             unsafe {
                 libc::mprotect((hole + MIB) as *mut _, MIB, libc::PROT_READ);
@@ -64,6 +67,7 @@ fn it_allocates_nothing_and_keeps_errno() {
                 assert_eq!((ways[0], ways[2]), (Ok(way), Err(libc::EINVAL)));
                 assert_eq!(ways[1], Ok(several), "of several parts, with a hole");
             }
+            drop(guard);
         };
         retire::configure(retire::Settings::default().with_min_bytes(MIB));
         let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
