@@ -82,7 +82,7 @@ fn home() -> &'static Home {
 /// For the whole process, as [`HOME`] is. A child begins its own ledger, and finds no claims on
 /// what its parent has noted.
 static FORGOTTEN: Forgotten = Forgotten::new();
-/// The number of the thread that has the ledger; 0: none.
+/// For the whole process, as [`HOME`] is: the number of the thread that has the ledger; 0: none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The ledger, which no other thread has meanwhile.
