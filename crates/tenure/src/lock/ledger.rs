@@ -413,7 +413,7 @@ mod tests {
     fn a_guard_that_has_lost_its_range_counts_once() {
         let mut ledger = Ledger::default();
         let (range, one) = (pages(10, 20), Claims::default().taken(When::Now));
-        let mut guard = |ledger: &mut Ledger| {
+        let guard = |ledger: &mut Ledger| {
             let since = ledger.guard_comes();
             ledger.set(range, one);
             ledger.forget_unmapped(range);
