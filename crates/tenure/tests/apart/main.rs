@@ -34,6 +34,7 @@ mod changed_without_tenure;
 mod children_and_shortages;
 mod closed_descriptors;
 mod closures_of_unmark;
+mod discard_whole;
 mod failed_unmarks;
 mod fork_and_locks;
 mod forks_at_first_use;
