@@ -111,7 +111,8 @@ pub struct tenure_populate_result {
     pub elapsed_ns: u64,
     /// Threads that worked.
     pub threads: u64,
-    /// The lowest page that was not populated. NULL: all were. Everything before it is populated.
+    /// The lowest page that was not populated. Everything before it is populated. NULL: all were
+    /// populated, or the call failed because addr is NULL.
     pub first_missing: *mut c_void,
 }
 

@@ -157,7 +157,8 @@ impl Gradual {
         })
     }
 
-    /// Ends the background threads at their next piece. The lock stays.
+    /// Ends the background threads at their next piece, as [`Background::cancel`] does. The lock
+    /// stays.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
