@@ -279,9 +279,9 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
 /// Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
 /// secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
 /// mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
-/// missing page that a userfaultfd watches for SIGBUS or for faults of user code only (with any other
-/// userfaultfd the call waits until its handler fills the page, also past the deadline and after the
-/// callback cancels). ENOSPC: the file system, tmpfs or pool of huge pages is full.
+/// missing page that a userfaultfd watches for SIGBUS or for faults of user code only (with any
+/// other userfaultfd the call waits until its handler fills the page, also past the deadline and
+/// after the callback cancels). ENOSPC: the file system, tmpfs or pool of huge pages is full.
 /// EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
 /// cancelled it. EBADF: fd is not open. E2BIG: opts has a field that tenure does not know, or a
 /// wrong size. EAGAIN: no thread could be started beside the callback.
@@ -306,7 +306,8 @@ pub unsafe extern "C" fn tenure_populate(
         let (asked, opts) = match asked {
             Ok(asked) => asked,
             Err(failure) => {
-                let none = Report { first_missing: Some(addr as usize), ..Report::default() };
+                let mut none = Report::default();
+                none.first_missing = Some(addr as usize);
                 // SAFETY: `result` is NULL, or has as many writable bytes as its size field says,
                 // and `room` has read `size` from there.
                 unsafe { report(result, size, &none) }?;
@@ -455,12 +456,12 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
 /// them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
 ///
-/// The call discards all of it or nothing. tenure asks the kernel beforehand. The kernel cannot say
-/// three things beforehand, and each matters only in a range of several mappings: that it refuses
-/// one of several shared files where it also refuses the copy of a mapping that tenure asks with
-/// (RLIMIT_AS, hugetlbfs, before Linux 5.14); that a protection key keeps a sealed mapping from being
-/// written; and what another thread changes meanwhile (a lock, a seal, a mapping). After such an
-/// error other parts of the range may be discarded.
+/// The call discards all of it or nothing: tenure asks the kernel beforehand. In a range of several
+/// mappings the kernel cannot say three things beforehand. After such an error other parts of the
+/// range may be discarded. 1. It refuses one of several shared files, and no copy of its mapping
+/// can be made to ask with (RLIMIT_AS, hugetlbfs, before Linux 5.14). 2. A protection key keeps a
+/// sealed mapping from being written. 3. Another thread changes something meanwhile (a lock, a
+/// seal, a mapping).
 ///
 /// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
 /// mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before

@@ -33,18 +33,22 @@ use rustix::io::Errno;
 /// ```
 ///
 /// # Errors
-/// Nothing is discarded if the call cannot discard all of it. tenure asks the kernel beforehand. The
-/// kernel cannot say three things beforehand, and each matters only in a range of several mappings:
-/// that it refuses one of several shared files where it also refuses the copy of a mapping that
-/// tenure asks with (`RLIMIT_AS`, hugetlbfs, before Linux 5.14); that a protection key keeps a
-/// sealed mapping from being written; and what another thread changes meanwhile (a lock, a seal, a
-/// mapping). After such an error other parts of the range may be discarded.
+/// Nothing is discarded if the call cannot discard all of it: tenure asks the kernel beforehand. In
+/// a range of several mappings the kernel cannot say three things beforehand. After such an error
+/// other parts of the range may be discarded:
+///
+/// - it refuses one of several shared files, and no copy of its mapping can be made to ask with
+///   (`RLIMIT_AS`, hugetlbfs, before Linux 5.14);
+/// - a protection key keeps a sealed mapping from being written;
+/// - another thread changes something meanwhile (a lock, a seal, a mapping).
+///
+/// The errors:
 /// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared;
 ///   a special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for
 ///   huge pages of a pool, a range that does not consist of whole ones.
 /// - `EACCES`: shared memory that is mapped read-only.
-/// - `EPERM`: anonymous memory that is sealed (`mseal`) and not writable; shared memory whose file is
-///   sealed (`F_SEAL_FUTURE_WRITE`) or immutable; a filter that refuses `madvise`.
+/// - `EPERM`: anonymous memory that is sealed (`mseal`) and not writable; shared memory whose file
+///   is sealed (`F_SEAL_FUTURE_WRITE`) or immutable; a filter that refuses `madvise`.
 /// - `ENOMEM`: part of it is not mapped.
 /// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
 ///
@@ -179,8 +183,8 @@ fn refused(range: PageRange, part: &Part, errno: Errno) -> Error {
         Error::new(ErrorKind::NoAccess, "discard", why, "leave it out").with_errno(libc::EPERM)
     } else if errno == Errno::PERM && !drops {
         let why = text!(
-            "the file of the shared memory at {start:#x} is sealed against writes or immutable, or a \
-             filter refuses MADV_REMOVE"
+            "the file of the shared memory at {start:#x} is sealed against writes or immutable, or \
+             a filter refuses MADV_REMOVE"
         );
         Error::new(ErrorKind::NoAccess, "discard", why, "leave it out").with_errno(libc::EPERM)
     } else {

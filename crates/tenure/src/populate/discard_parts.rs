@@ -43,7 +43,7 @@ impl Part {
     }
 }
 
-/// Returns the first part that the kernel will refuse, and its error. Nothing is discarded for that.
+/// Returns the first part that the kernel will refuse, and its error. Discards nothing.
 pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
     let locked = |part: &&Part| {
         mlock::seen(part.range) == Ok(Seen::Locked)
