@@ -457,11 +457,12 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
 ///
 /// The call discards all of it or nothing: tenure asks the kernel beforehand. In a range of several
-/// mappings the kernel cannot say three things beforehand. After such an error other parts of the
-/// range may be discarded. 1. It refuses one of several shared files, and no copy of its mapping
-/// can be made to ask with (RLIMIT_AS, hugetlbfs, before Linux 5.14). 2. A protection key keeps a
-/// sealed mapping from being written. 3. Another thread changes something meanwhile (a lock, a
-/// seal, a mapping).
+/// mappings the kernel cannot say four things beforehand. After such an error other parts of the
+/// range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
+/// copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
+/// longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+/// key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
+/// lock, a seal, a mapping).
 ///
 /// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
 /// mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before

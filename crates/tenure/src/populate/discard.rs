@@ -34,11 +34,12 @@ use rustix::io::Errno;
 ///
 /// # Errors
 /// Nothing is discarded if the call cannot discard all of it: tenure asks the kernel beforehand. In
-/// a range of several mappings the kernel cannot say three things beforehand. After such an error
+/// a range of several mappings the kernel cannot say four things beforehand. After such an error
 /// other parts of the range may be discarded:
 ///
-/// - it refuses one of several shared files, and no copy of its mapping can be made to ask with
-///   (`RLIMIT_AS`, hugetlbfs, before Linux 5.14);
+/// - it refuses one of several shared files, and tenure cannot ask with a copy of its mapping
+///   (`RLIMIT_AS`, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB longer);
+/// - it refuses a private mapping of a device whose node lies in a tmpfs;
 /// - a protection key keeps a sealed mapping from being written;
 /// - another thread changes something meanwhile (a lock, a seal, a mapping).
 ///
@@ -53,9 +54,10 @@ use rustix::io::Errno;
 /// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
 ///
 /// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50
-/// ns for each page that was there. In a range of several mappings it also costs five system calls
-/// for each shared file if there are several; and for anonymous memory that is not writable one
-/// system call, on Linux 6.12 to 6.16 a reading of `/proc/self/smaps`.
+/// ns for each page that was there. In a range of several mappings it also costs four system calls
+/// for each part of shared memory, if those belong to several files. For each part of anonymous
+/// memory that is not writable it costs a system call, and on Linux 6.12 to 6.16 a reading of
+/// `/proc/self/smaps`.
 ///
 /// # Safety
 /// The program holds no reference to the bytes, and nothing relies on their contents.
