@@ -1,9 +1,6 @@
 //! A discard of several mappings discards all of them or nothing, whatever the kernel refuses.
 
-#[path = "../suite/raw.rs"]
-mod raw;
-
-use raw::{errno, memfd, Place, Raw, MIB, PAGE, READ_WRITE};
+use crate::raw::{errno, memfd, Place, Raw, MIB, PAGE, READ_WRITE};
 use std::os::fd::{AsRawFd, OwnedFd};
 use tenure::populate::discard;
 use tenure::{Error, ErrorKind};

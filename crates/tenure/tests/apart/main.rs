@@ -13,6 +13,8 @@ mod pool_kit;
 #[macro_use]
 #[path = "../promise_kit/mod.rs"]
 mod promise_kit;
+#[path = "../suite/raw.rs"]
+mod raw;
 #[path = "../retire_kit/mod.rs"]
 mod retire_kit;
 
