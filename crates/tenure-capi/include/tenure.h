@@ -697,7 +697,8 @@ struct tenure_populate_opts {
      */
     unsigned int flags;
     /**
-     * The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline.
+     * The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline. It does not end
+     * the wait for a page that the handler of a userfaultfd of the program's own must fill.
      */
     uint64_t deadline_ms;
     /**
@@ -745,7 +746,8 @@ struct tenure_populate_result {
      */
     uint64_t threads;
     /**
-     * The lowest page that was not populated. NULL: all were. Everything before it is populated.
+     * The lowest page that was not populated. Everything before it is populated. NULL: all were
+     * populated, or the call failed because addr is NULL.
      */
     void *first_missing;
 };
@@ -2015,7 +2017,7 @@ void *tenure_mmap(void *addr, size_t len, int prot, int flags, int fd, int64_t o
  * Makes the pages that `[addr, addr + len)` touches resident, for reading or for writing (`how`),
  * in as many threads as are useful. `addr` is a multiple of the page size. The contents of the
  * pages do not change. `opts` may be NULL, and so may `result`. The result is written also on
- * failure: everything before result->first_missing is populated.
+ * failure, unless its own size is wrong: everything before result->first_missing is populated.
  *
  * Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure makes the
  * kernel touch each page, with the same results. The call never raises a signal.
@@ -2023,7 +2025,9 @@ void *tenure_mmap(void *addr, size_t len, int prot, int flags, int fd, int64_t o
  * Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
  * secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
  * mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
- * page that userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full.
+ * missing page that a userfaultfd watches for SIGBUS or for faults of user code only (with any
+ * other userfaultfd the call waits until its handler fills the page, also past the deadline and
+ * after the callback cancels). ENOSPC: the file system, tmpfs or pool of huge pages is full.
  * EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
  * cancelled it. EBADF: fd is not open. E2BIG: opts has a field that tenure does not know, or a
  * wrong size. EAGAIN: no thread could be started beside the callback.
@@ -2061,6 +2065,8 @@ int tenure_populate_progress(const struct tenure_populating *p,
 
 /**
  * Ends the populate at its next piece, a few milliseconds later. The call does not wait for that.
+ * A piece that waits for the handler of a userfaultfd of the program's own ends when the handler
+ * has filled its pages.
  *
  * Errors: EINVAL: NULL.
  */
@@ -2096,11 +2102,19 @@ int tenure_populate_detach(struct tenure_populating *p);
  * does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
  * them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
  *
- * The call discards all of it or nothing.
+ * The call discards all of it or nothing: tenure asks the kernel beforehand. In a range of several
+ * mappings the kernel cannot say four things beforehand. After such an error other parts of the
+ * range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
+ * copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
+ * longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+ * key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
+ * lock, a seal, a mapping).
  *
  * Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
  * mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
- * Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped.
+ * Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped. EPERM:
+ * anonymous memory that is sealed (mseal) and not writable; shared memory whose file is sealed
+ * (F_SEAL_FUTURE_WRITE) or immutable; a filter that refuses madvise.
  */
 int tenure_discard(void *addr, size_t len);
 
@@ -2148,7 +2162,8 @@ int tenure_lock_explain(uint64_t bytes, struct tenure_lock_answer *out, size_t s
 /**
  * Locks the pages that [addr, addr + len) touches on fault now, and prefaults them in the
  * background. The program may use them at once. Each page is locked from the moment it is
- * resident. Files are populated for reading, other memory for writing. Returns NULL on failure.
+ * resident. Files on disk, and private mappings of tmpfs files and memfds, are populated for
+ * reading, so that no private copy is made; other memory for writing. Returns NULL on failure.
  * The caller waits 0.1 to 0.2 ms for the start of two threads.
  *
  * Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is

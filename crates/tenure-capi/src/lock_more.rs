@@ -39,7 +39,8 @@ pub struct tenure_within_status {
 
 /// Locks the pages that [addr, addr + len) touches on fault now, and prefaults them in the
 /// background. The program may use them at once. Each page is locked from the moment it is
-/// resident. Files are populated for reading, other memory for writing. Returns NULL on failure.
+/// resident. Files on disk, and private mappings of tmpfs files and memfds, are populated for
+/// reading, so that no private copy is made; other memory for writing. Returns NULL on failure.
 /// The caller waits 0.1 to 0.2 ms for the start of two threads.
 ///
 /// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is

@@ -61,7 +61,8 @@ pub struct tenure_populate_opts {
     pub threads: c_uint,
     /// TENURE_POPULATE_NO_HUGE_PAGES and its like, or-ed.
     pub flags: c_uint,
-    /// The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline.
+    /// The populate ends with ETIMEDOUT if it is not done by then. 0: no deadline. It does not end
+    /// the wait for a page that the handler of a userfaultfd of the program's own must fill.
     pub deadline_ms: u64,
     /// The file behind the mapping, or -1. With it tenure allocates the holes of a shared file
     /// before it writes them, and errors have more details. tenure duplicates the descriptor.
@@ -110,7 +111,8 @@ pub struct tenure_populate_result {
     pub elapsed_ns: u64,
     /// Threads that worked.
     pub threads: u64,
-    /// The lowest page that was not populated. NULL: all were. Everything before it is populated.
+    /// The lowest page that was not populated. Everything before it is populated. NULL: all were
+    /// populated, or the call failed because addr is NULL.
     pub first_missing: *mut c_void,
 }
 
@@ -200,27 +202,41 @@ pub(crate) unsafe fn tell(
     size: usize,
     outcome: Result<Report, Failed>,
 ) -> Outcome<c_int> {
-    let report = match &outcome {
+    let told = match &outcome {
         Ok(report) => *report,
         Err(failed) => *failed.report,
     };
-    if !result.is_null() {
-        let value = tenure_populate_result {
-            size,
-            bytes: report.bytes,
-            populated: report.populated,
-            elapsed_ns: nanoseconds(report.elapsed),
-            threads: report.threads as u64,
-            first_missing: report.first_missing.unwrap_or(0) as *mut c_void,
-        };
-        // SAFETY: `result` is not NULL here, and has `size` writable bytes, as this function
-        // requires. All fields have one size, so there is no padding.
-        unsafe { sized::write(result, size, &value) }?;
-    }
+    // SAFETY: `result` is NULL, or has `size` writable bytes, as this function requires.
+    unsafe { report(result, size, &told) }?;
     match outcome {
         Ok(_) => Ok(0),
         Err(failed) => Err(Failure::new(failed.error.errno(), format_args!("{failed}"))),
     }
+}
+
+/// Writes the result, if the program wants it.
+///
+/// # Safety
+/// As for [`room`], which gave `size`.
+unsafe fn report(
+    result: *mut tenure_populate_result,
+    size: usize,
+    report: &Report,
+) -> Outcome<c_int> {
+    if result.is_null() {
+        return Ok(0);
+    }
+    let value = tenure_populate_result {
+        size,
+        bytes: report.bytes,
+        populated: report.populated,
+        elapsed_ns: nanoseconds(report.elapsed),
+        threads: report.threads as u64,
+        first_missing: report.first_missing.unwrap_or(0) as *mut c_void,
+    };
+    // SAFETY: `result` is not NULL here, and has `size` writable bytes, as this function requires.
+    // All fields have one size, so there is no padding.
+    unsafe { sized::write(result, size, &value) }
 }
 
 pub(crate) fn progress_of(now: Progress) -> tenure_populate_progress {
@@ -255,7 +271,7 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
 /// Makes the pages that `[addr, addr + len)` touches resident, for reading or for writing (`how`),
 /// in as many threads as are useful. `addr` is a multiple of the page size. The contents of the
 /// pages do not change. `opts` may be NULL, and so may `result`. The result is written also on
-/// failure: everything before result->first_missing is populated.
+/// failure, unless its own size is wrong: everything before result->first_missing is populated.
 ///
 /// Where MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14) are missing, tenure makes the
 /// kernel touch each page, with the same results. The call never raises a signal.
@@ -263,7 +279,9 @@ fn watched(asked: Populate, opts: &tenure_populate_opts) -> Result<Report, Faile
 /// Errors: EINVAL: addr is NULL or unaligned; empty; a volatile range; a special mapping (device or
 /// secret memory); options that make no sense. ENOMEM: not mapped, or no memory. EACCES: the
 /// mapping's protection does not allow it. EFAULT: past the end of the file, a guard region, or a
-/// page that userfaultfd watches. ENOSPC: the file system, tmpfs or pool of huge pages is full.
+/// missing page that a userfaultfd watches for SIGBUS or for faults of user code only (with any
+/// other userfaultfd the call waits until its handler fills the page, also past the deadline and
+/// after the callback cancels). ENOSPC: the file system, tmpfs or pool of huge pages is full.
 /// EHWPOISON: the hardware lost the page. ETIMEDOUT: the deadline passed. ECANCELED: the callback
 /// cancelled it. EBADF: fd is not open. E2BIG: opts has a field that tenure does not know, or a
 /// wrong size. EAGAIN: no thread could be started beside the callback.
@@ -283,8 +301,20 @@ pub unsafe extern "C" fn tenure_populate(
         // field says.
         let size = unsafe { room(result) }?;
         // SAFETY: the C caller passes NULL, or a structure that is as long as its size field says.
-        let opts = unsafe { sized::read(opts, tenure_populate_opts::default()) }?;
-        let outcome = watched(request(addr, len, how, &opts)?, &opts);
+        let asked = unsafe { sized::read(opts, tenure_populate_opts::default()) }
+            .and_then(|opts| Ok((request(addr, len, how, &opts)?, opts)));
+        let (asked, opts) = match asked {
+            Ok(asked) => asked,
+            Err(failure) => {
+                let mut none = Report::default();
+                none.first_missing = Some(addr as usize);
+                // SAFETY: `result` is NULL, or has as many writable bytes as its size field says,
+                // and `room` has read `size` from there.
+                unsafe { report(result, size, &none) }?;
+                return Err(failure);
+            }
+        };
+        let outcome = watched(asked, &opts);
         // SAFETY: `result` is NULL, or has as many writable bytes as its size field says, and
         // `room` has read `size` from there.
         unsafe { tell(result, size, outcome) }
@@ -350,6 +380,8 @@ pub unsafe extern "C" fn tenure_populate_progress(
 }
 
 /// Ends the populate at its next piece, a few milliseconds later. The call does not wait for that.
+/// A piece that waits for the handler of a userfaultfd of the program's own ends when the handler
+/// has filled its pages.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -424,11 +456,19 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// does. Shared memory, memfds, tmpfs and hugetlbfs lose the contents for every process that maps
 /// them. The call refuses a shared mapping of a file on disk, because the file would lose its data.
 ///
-/// The call discards all of it or nothing.
+/// The call discards all of it or nothing: tenure asks the kernel beforehand. In a range of several
+/// mappings the kernel cannot say four things beforehand. After such an error other parts of the
+/// range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
+/// copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
+/// longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+/// key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
+/// lock, a seal, a mapping).
 ///
 /// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
 /// mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
-/// Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped.
+/// Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped. EPERM:
+/// anonymous memory that is sealed (mseal) and not writable; shared memory whose file is sealed
+/// (F_SEAL_FUTURE_WRITE) or immutable; a filter that refuses madvise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {

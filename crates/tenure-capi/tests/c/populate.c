@@ -81,6 +81,42 @@ static void failures(void)
     CHECK(munmap(p, 64 * PAGE) == 0);
 }
 
+/* The result is written also if the populate did not begin. */
+static void failures_before_the_beginning(void)
+{
+    unsigned char *p = map(PAGE);
+    struct tenure_populate_opts wrong[5] = { TENURE_POPULATE_OPTS_INIT, TENURE_POPULATE_OPTS_INIT,
+        TENURE_POPULATE_OPTS_INIT, TENURE_POPULATE_OPTS_INIT, TENURE_POPULATE_OPTS_INIT };
+    wrong[0].fd = 9999;
+    wrong[1].flags = 1u << 31;
+    wrong[2].size = 4;
+    wrong[3].size = SIZE_MAX / 2;
+    for (int i = 0; i < 5; i++) {
+        struct tenure_populate_result result = { sizeof result, 77, 77, 77, 77, NULL };
+        int how = i == 4 ? 3 : TENURE_POPULATE_READ;
+        CHECK(tenure_populate(p, PAGE, how, &wrong[i], &result) == -1);
+        CHECK(result.size == sizeof result && result.bytes == 0 && result.populated == 0);
+        CHECK(result.elapsed_ns == 0 && result.threads == 0 && result.first_missing == p);
+    }
+    CHECK(munmap(p, PAGE) == 0);
+}
+
+/* A discard of several mappings discards all or nothing. */
+static void discards_all_or_nothing(void)
+{
+    unsigned char *p = map(16 * PAGE);
+    int fd = memfd_create("sealed", MFD_ALLOW_SEALING);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)(8 * PAGE)) == 0);
+    CHECK(mmap(p + 8 * PAGE, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+          == p + 8 * PAGE);
+    memset(p, 7, 16 * PAGE);
+    CHECK(fcntl(fd, F_ADD_SEALS, 0x10 /* F_SEAL_FUTURE_WRITE */) == 0);
+    FAILS(tenure_discard(p, 16 * PAGE), EPERM, "sealed");
+    for (size_t page = 0; page < 16; page++)
+        CHECK(page_is(p + page * PAGE, 7));
+    CHECK(munmap(p, 16 * PAGE) == 0 && close(fd) == 0);
+}
+
 static void files(void)
 {
     char name[] = "/tmp/tenure-populate-XXXXXX";
@@ -205,6 +241,8 @@ int main(void)
 {
     simple();
     failures();
+    failures_before_the_beginning();
+    discards_all_or_nothing();
     files();
     watched();
     background();

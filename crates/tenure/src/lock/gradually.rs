@@ -15,9 +15,10 @@ const THREADS: usize = 2;
 /// background. The program may use them at once. Each page is locked from the moment it is
 /// resident.
 ///
-/// Files are populated for reading, so nothing becomes dirty and no private copy is made. Other
-/// memory is populated for writing where the mapping allows it: a page that was only read is the
-/// zero page, and a lock on that keeps nothing. File mappings are advised `MADV_HUGEPAGE` first, so
+/// Files on disk, and private mappings of tmpfs files and memfds, are populated for reading, so
+/// nothing becomes dirty and no private copy is made. Other memory is populated for writing where
+/// the mapping allows it: a page that was only read is the zero page, and a lock on that keeps
+/// nothing. So a private mapping of hugetlbfs gets its own copies. File mappings are advised `MADV_HUGEPAGE` first, so
 /// that the kernel reads a cold file in huge pages.
 ///
 /// ```
@@ -156,7 +157,8 @@ impl Gradual {
         })
     }
 
-    /// Ends the background threads at their next piece. The lock stays.
+    /// Ends the background threads at their next piece, as [`Background::cancel`] does. The lock
+    /// stays.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;

@@ -3,7 +3,7 @@
 use super::errno::{again, last_errno};
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{madvise, Advice};
+use rustix::mm::{madvise, mremap, munmap, Advice, MremapFlags};
 use std::ffi::c_void;
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
@@ -75,6 +75,12 @@ pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
     advise(PageRange { start: range.start, end: range.start }, Advice::LinuxDontneedLocked).is_ok()
 }
 
+/// Returns the error with which a filter refuses [`drop_pages`]: asks with an empty range at this
+/// address, of which the kernel itself drops nothing.
+pub(crate) fn drop_is_refused(range: PageRange) -> Option<Errno> {
+    advise(PageRange { start: range.start, end: range.start }, Advice::LinuxDontNeed).err()
+}
+
 /// Punches the range out of the shared memory, memfd or hugetlbfs file behind it.
 ///
 /// `EINVAL`: not a shared file mapping, or locked. `EACCES`: not writable.
@@ -83,6 +89,36 @@ pub(crate) fn knows_locked_drop(range: PageRange) -> bool {
 /// No process that maps the file needs the contents of the range.
 pub(crate) unsafe fn remove(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxRemove)
+}
+
+/// Returns the error with which the kernel would refuse [`remove`] for the file that is mapped
+/// shared in the range, in one mapping. It removes a page far past the end of the file, where the
+/// file has nothing to lose, through a copy of the mapping. `None` also if the kernel makes no such
+/// copy (`RLIMIT_AS`, too many mappings, hugetlbfs), or if the file is longer.
+///
+/// A child that another thread forks meanwhile keeps the copy.
+pub(crate) fn remove_is_refused(range: PageRange) -> Option<Errno> {
+    let page = super::page_size();
+    // Memory files of such lengths are rare. The second one is for a process under `RLIMIT_AS`.
+    let copy = [1 << 40, 1 << 30].into_iter().find_map(|past: usize| {
+        let len = range.len() + past + page;
+        // SAFETY: with an old length of 0 the kernel maps the shared file a second time, at an
+        // address that it chooses, and leaves the first mapping as it is.
+        let copy = unsafe { mremap(range.start as *mut c_void, 0, len, MremapFlags::MAYMOVE) };
+        copy.ok().map(|start| PageRange::new(start as usize, start as usize + len))
+    })?;
+    let last = PageRange::new(copy.end - page, copy.end);
+    // Inside a file this would succeed: it makes a missing page.
+    let refused = match populate_read(last) {
+        // SAFETY: the kernel has no page there that it can give, so the page lies past the end of
+        // the file. No process can read contents there.
+        Err(Errno::FAULT) => unsafe { remove(last) }.err(),
+        _ => None,
+    };
+    // SAFETY: the mapping was made above, and no code refers to it. A failure (too many mappings)
+    // leaks address space only.
+    let _ = unsafe { munmap(copy.start as *mut c_void, copy.len()) };
+    refused
 }
 
 /// Takes a shared range's pages out of the page table. They stay in their file, memfd or tmpfs, and

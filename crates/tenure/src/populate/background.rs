@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A populate that runs in threads of its own, which take no signals. Dropping it cancels the
-/// populate and waits for its current piece, some milliseconds.
+/// populate and waits for its current piece, some milliseconds. A piece that waits for the handler
+/// of a userfaultfd of the program's own ends only when the handler has filled its pages.
 ///
 /// A forked child has no such threads. There the populate counts as over, a wait for it fails with
 /// `ECANCELED`, and dropping it does nothing.
@@ -51,7 +52,9 @@ impl Background {
         self.job.progress()
     }
 
-    /// Ends the populate at its next piece. The call does not wait for that.
+    /// Ends the populate at its next piece. The call does not wait for that. A piece that waits for
+    /// the handler of a userfaultfd of the program's own ends only when the handler has filled its
+    /// pages.
     ///
     /// ```
     /// use tenure::populate::{Access, Populate};

@@ -3,9 +3,9 @@
 #![allow(unsafe_code, reason = "drops what the program gives up")]
 
 use super::backing::Backing;
+use super::discard_parts::{first_that_would_stay, Part, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::{self, Described};
-use crate::os::mlock::{self, Seen};
 use crate::os::{advise, smaps};
 use crate::range::PageRange;
 use crate::text::{text, Text};
@@ -33,16 +33,31 @@ use rustix::io::Errno;
 /// ```
 ///
 /// # Errors
-/// Nothing is discarded if the call cannot discard all of it.
+/// Nothing is discarded if the call cannot discard all of it: tenure asks the kernel beforehand. In
+/// a range of several mappings the kernel cannot say four things beforehand. After such an error
+/// other parts of the range may be discarded:
+///
+/// - it refuses one of several shared files, and tenure cannot ask with a copy of its mapping
+///   (`RLIMIT_AS`, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB longer);
+/// - it refuses a private mapping of a device whose node lies in a tmpfs;
+/// - a protection key keeps a sealed mapping from being written;
+/// - another thread changes something meanwhile (a lock, a seal, a mapping).
+///
+/// The errors:
 /// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared;
 ///   a special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for
 ///   huge pages of a pool, a range that does not consist of whole ones.
 /// - `EACCES`: shared memory that is mapped read-only.
+/// - `EPERM`: anonymous memory that is sealed (`mseal`) and not writable; shared memory whose file
+///   is sealed (`F_SEAL_FUTURE_WRITE`) or immutable; a filter that refuses `madvise`.
 /// - `ENOMEM`: part of it is not mapped.
 /// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
 ///
 /// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50
-/// ns for each page that was there.
+/// ns for each page that was there. In a range of several mappings it also costs four system calls
+/// for each part of shared memory, if those belong to several files. For each part of anonymous
+/// memory that is not writable it costs a system call, and on Linux 6.12 to 6.16 a reading of
+/// `/proc/self/smaps`.
 ///
 /// # Safety
 /// The program holds no reference to the bytes, and nothing relies on their contents.
@@ -72,45 +87,39 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         }
         let end = described.mapping.end.min(range.end);
         let part = PageRange::new(at, end);
-        parts.push((part, way(described, part).map_err(|(k, why, r)| error(k, why, r))?));
+        parts.push(
+            planned(described, part).map_err(|(kind, why, remedy)| error(kind, why, remedy))?,
+        );
         at = end;
     }
     if at < range.end {
         let why = text!("nothing is mapped at {at:#x}");
         return Err(error(ErrorKind::NotMapped, why, "discard only what is mapped"));
     }
-    for (part, way) in &parts {
-        // The kernel would find it only after it has discarded the pages before.
-        let locked = mlock::seen(*part) == Ok(Seen::Locked);
-        if locked && (matches!(way, Way::Remove) || !advise::knows_locked_drop(*part)) {
-            return Err(refused(range, *part, way, Errno::INVAL));
-        }
+    if let Some((part, errno)) = first_that_would_stay(&parts) {
+        return Err(refused(range, part, errno));
     }
-    for (part, way) in parts {
-        let done = match way {
+    // First those whose refusal the kernel may not show beforehand.
+    parts.sort_by_key(Part::rank);
+    for part in &parts {
+        let done = match part.way {
             // SAFETY: the caller promises that the contents of the range are not needed, and the
             // part is inside it.
-            Way::Drop => unsafe { drop_pages(part) },
+            Way::Drop => unsafe { advise::drop_pages_though_locked(part.range) },
             // SAFETY: the caller promises that no process needs the contents of the range, and the
             // part is inside it.
-            Way::Remove => unsafe { remove(part) },
+            Way::Remove => unsafe { remove(part.range) },
         };
-        done.map_err(|errno| refused(range, part, &way, errno))?;
+        done.map_err(|errno| refused(range, part, errno))?;
     }
     Ok(())
 }
 
-enum Way {
-    /// This process's pages.
-    Drop,
-    /// The object's pages, for all processes that map it.
-    Remove,
-}
-
-fn way(
+/// Returns how this part of a mapping is discarded, or why it must not be.
+fn planned(
     described: &Described,
     part: PageRange,
-) -> std::result::Result<Way, (ErrorKind, Text, &'static str)> {
+) -> std::result::Result<Part, (ErrorKind, Text, &'static str)> {
     let backing = Backing::of(described);
     let start = part.start;
     if matches!(backing, Backing::Secret | Backing::Special) {
@@ -123,8 +132,9 @@ fn way(
         let why = text!("at {start:#x} is part of a huge page of {} bytes", described.page_size);
         return Err((ErrorKind::BadRange, why, "discard whole huge pages"));
     }
+    let by = |way, backing| Ok(Part { range: part, way, backing, mapping: described.mapping });
     if !described.mapping.shared {
-        return Ok(Way::Drop);
+        return by(Way::Drop, backing);
     }
     if matches!(backing, Backing::File(_)) {
         let why = text!("at {start:#x} is a {backing} mapped shared: discarding it loses its data");
@@ -135,19 +145,7 @@ fn way(
         let why = text!("the shared memory at {start:#x} is mapped read-only");
         return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
     }
-    Ok(Way::Remove)
-}
-
-/// # Safety
-/// The contents of the part are not needed.
-unsafe fn drop_pages(part: PageRange) -> std::result::Result<(), Errno> {
-    // SAFETY: the caller promises that the contents of the part are not needed.
-    match unsafe { advise::drop_pages(part) } {
-        // The part may be locked.
-        // SAFETY: the caller promises that the contents of the part are not needed.
-        Err(Errno::INVAL) => unsafe { advise::drop_locked_pages(part) },
-        other => other,
-    }
+    by(Way::Remove, backing)
 }
 
 /// Unmaps the pages first. From 6.14 on that also frees the page tables: while they exist, the
@@ -163,26 +161,34 @@ unsafe fn remove(part: PageRange) -> std::result::Result<(), Errno> {
     }
 }
 
-fn refused(range: PageRange, part: PageRange, way: &Way, errno: Errno) -> Error {
-    let (mut locked, mut of_pool) = (false, false);
-    let _ = smaps::each_entry(part, |entry| {
+fn refused(range: PageRange, part: &Part, errno: Errno) -> Error {
+    let (mut locked, mut of_pool, mut sealed) = (false, false, false);
+    let _ = smaps::each_entry(part.range, |entry| {
         locked |= entry.has("lo");
         of_pool |= entry.has("ht");
+        sealed |= entry.has("sl");
     });
-    let error = if errno == Errno::INVAL && of_pool && !locked && matches!(way, Way::Drop) {
-        let why = text!("this kernel discards no huge pages of a pool ({:#x})", part.start);
+    let (start, drops) = (part.range.start, part.way == Way::Drop);
+    let error = if errno == Errno::INVAL && of_pool && !locked && drops {
+        let why = text!("this kernel discards no huge pages of a pool ({start:#x})");
         let remedy = "unmap them, or use Linux 5.18 or later";
         Error::new(ErrorKind::Unsupported, "discard", why, remedy)
     } else if errno == Errno::INVAL && locked {
-        Error::new(
-            ErrorKind::Locked,
-            "discard",
-            text!("the memory at {:#x} is locked, and the kernel discards none of it", part.start),
-            match way {
-                Way::Drop => "unlock it first, or use Linux 5.18 or later",
-                Way::Remove => "unlock it first: every kernel keeps locked shared memory",
-            },
-        )
+        let why = text!("the memory at {start:#x} is locked, and the kernel discards none of it");
+        let remedy = match part.way {
+            Way::Drop => "unlock it first, or use Linux 5.18 or later",
+            Way::Remove => "unlock it first: every kernel keeps locked shared memory",
+        };
+        Error::new(ErrorKind::Locked, "discard", why, remedy)
+    } else if errno == Errno::PERM && drops && sealed {
+        let why = text!("the memory at {start:#x} is sealed (mseal) and not writable");
+        Error::new(ErrorKind::NoAccess, "discard", why, "leave it out").with_errno(libc::EPERM)
+    } else if errno == Errno::PERM && !drops {
+        let why = text!(
+            "the file of the shared memory at {start:#x} is sealed against writes or immutable, or \
+             a filter refuses MADV_REMOVE"
+        );
+        Error::new(ErrorKind::NoAccess, "discard", why, "leave it out").with_errno(libc::EPERM)
     } else {
         Error::system("discard", "madvise", errno)
     };

@@ -43,6 +43,7 @@
 mod background;
 mod backing;
 mod discard;
+mod discard_parts;
 mod failure;
 mod huge_advice;
 mod job;
@@ -129,8 +130,9 @@ impl Populate {
     ///   volatile; or a special mapping (device memory, secretmem).
     /// - `ENOMEM`: part of it is not mapped, or the kernel has no memory.
     /// - `EACCES`: the mapping's protection does not allow the access.
-    /// - `EFAULT`: past the end of the file, a guard region, or a page that userfaultfd watches
-    ///   with SIGBUS (where a handler fills such pages, this waits for the handler).
+    /// - `EFAULT`: past the end of the file, a guard region, or a missing page that a userfaultfd
+    ///   watches for SIGBUS or for faults of user code only. With any other userfaultfd the kernel
+    ///   waits until its handler fills the page. A deadline or a cancel does not end that wait.
     /// - `ENOSPC`: the file system, tmpfs or pool of huge pages is full.
     /// - `EHWPOISON`: the hardware lost the page.
     /// - `ETIMEDOUT`: the deadline passed.

@@ -129,7 +129,8 @@ impl Populate {
 
     /// Sets how long after `run` or `start` it ends with `ETIMEDOUT` if it is not done. The work is
     /// cut into pieces of some milliseconds, so it ends within 50 ms of the deadline, unless the
-    /// kernel's own work on a huge page or a disk takes longer.
+    /// kernel's own work on a huge page or a disk takes longer. It does not end the wait for a page
+    /// that the handler of a userfaultfd of the program's own must fill.
     ///
     /// ```
     /// # use tenure::populate::{Access, Populate};

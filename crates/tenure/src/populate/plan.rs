@@ -113,10 +113,12 @@ impl Part {
     }
 
     /// Returns the access after which no memory is left to be taken later. Reading is enough where
-    /// a file holds the bytes; elsewhere it would only map the zero page.
+    /// a file holds the bytes, and writing to a private mapping would copy them; elsewhere it would
+    /// only map the zero page.
     pub(crate) fn access_that_keeps(&self) -> Access {
         match self.backing {
             Backing::File(_) | Backing::Secret | Backing::Special => Access::Read,
+            _ if self.backing.shmem() && !self.shared => Access::Read,
             _ if self.described.mapping.writable => Access::Write,
             _ => Access::Read,
         }

@@ -3,7 +3,8 @@
 use crate::lock_kit::*;
 use crate::promise_kit::without_huge_pages;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use tenure::lock;
 use tenure::ErrorKind;
@@ -90,6 +91,36 @@ fn a_gradual_lock_is_there_at_once_and_whole_soon() {
         assert_eq!(vm_lck() - before, 16 * MIB as u64);
         drop(lock);
         assert_eq!(vm_lck(), before);
+    });
+}
+
+/// So a later write to the file is still seen.
+#[test]
+fn a_gradual_lock_copies_no_file_in_memory() {
+    in_child(this_test!(), &[], || {
+        or_skip!(may_lock(2 * MIB));
+        // SAFETY: a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"gradual".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor is new, and no other code owns it.
+        let memory = unsafe { std::fs::File::from_raw_fd(fd) };
+        let in_tmpfs =
+            std::path::Path::new("/dev/shm").join(format!("tenure-gradual-{}", std::process::id()));
+        let tmpfs =
+            std::fs::File::options().read(true).write(true).create_new(true).open(&in_tmpfs);
+        let _ = std::fs::remove_file(&in_tmpfs);
+        for file in [Some(memory), tmpfs.ok()].into_iter().flatten() {
+            file.write_all_at(&vec![1; MIB], 0).unwrap();
+            file.set_len(2 * MIB as u64).unwrap(); // the second half is a hole
+            let area = Area::with(2 * MIB / PAGE, RW, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
+            let mut lock = lock::gradually(area.page(0), 2 * MIB).unwrap();
+            assert_eq!(lock.wait().unwrap().populated, 2 * MIB as u64);
+            assert!(all_present(&area));
+            let maps = smaps_over(area.at, 2 * MIB);
+            assert_eq!(maps.iter().map(|map| map.anonymous).sum::<u64>(), 0, "it was copied");
+            file.write_all_at(&[9], 0).unwrap();
+            assert_eq!(read(&area, 0), 9);
+        }
     });
 }
 

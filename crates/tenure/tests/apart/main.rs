@@ -13,6 +13,8 @@ mod pool_kit;
 #[macro_use]
 #[path = "../promise_kit/mod.rs"]
 mod promise_kit;
+#[path = "../suite/raw.rs"]
+mod raw;
 #[path = "../retire_kit/mod.rs"]
 mod retire_kit;
 
@@ -34,6 +36,7 @@ mod changed_without_tenure;
 mod children_and_shortages;
 mod closed_descriptors;
 mod closures_of_unmark;
+mod discard_whole;
 mod failed_unmarks;
 mod fork_and_locks;
 mod forks_at_first_use;

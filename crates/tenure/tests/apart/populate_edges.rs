@@ -1,10 +1,7 @@
 //! Populating and discarding beside a program's other work: panics, other waiters, other
 //! namespaces, sandboxes that close later, partly locked memory.
 
-#[path = "../suite/raw.rs"]
-mod raw;
-
-use raw::{Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
+use crate::raw::{Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
