@@ -2174,6 +2174,7 @@ struct tenure_gradual *tenure_lock_gradually(const void *addr,
 
 /**
  * Writes how far the background threads have come to `*out`, which has `size` bytes.
+ * In a forked child, which has no locks, it writes zeros.
  *
  * Errors: EINVAL: NULL.
  */
@@ -2186,14 +2187,16 @@ int tenure_gradual_progress(const struct tenure_gradual *g,
  * Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
  * is over. A second call returns the same result.
  *
- * Errors: as tenure_populate, if a page could not be made resident. The lock stays.
+ * Errors: as tenure_populate, if a page could not be made resident. The lock stays. ECANCELED: in a
+ * forked child, which has no locks.
  */
 int tenure_gradual_wait(const struct tenure_gradual *g,
                         int timeout_ms,
                         struct tenure_populate_result *result);
 
 /**
- * Ends the background threads, unlocks, and frees the handle. NULL does nothing.
+ * Ends the background threads, unlocks, and frees the handle. NULL does nothing. In a forked child
+ * it only frees the handle.
  */
 void tenure_gradual_end(struct tenure_gradual *g);
 
@@ -2217,7 +2220,7 @@ struct tenure_within *tenure_lock_within(const void *addr,
 
 /**
  * Writes the bytes that are locked now, and the counters so far, to `*out`, which has `size`
- * bytes.
+ * bytes. In a forked child, which has no locks, it writes zeros.
  *
  * Errors: EINVAL: NULL.
  */
@@ -2226,7 +2229,8 @@ int tenure_within_status(const struct tenure_within *w,
                          size_t size);
 
 /**
- * Unlocks the whole range and frees the handle. NULL does nothing.
+ * Unlocks the whole range and frees the handle. NULL does nothing. In a forked child it only frees
+ * the handle.
  */
 void tenure_within_end(struct tenure_within *w);
 
@@ -2281,16 +2285,18 @@ void *tenure_aligned_alloc(size_t align, size_t size);
 
 /**
  * Makes a block hold `size` bytes, as realloc does: at its place or at another, with its contents.
- * Large blocks move without a copy. With NULL for `p` it acts as tenure_alloc. Returns NULL on
- * failure, and the block is then unchanged.
+ * Large blocks move without a copy. A block that is locked is copied, and a block at another place
+ * is not locked. With NULL for `p` it acts as tenure_alloc. Returns NULL on failure, and the block
+ * is then unchanged.
  *
  * Errors: as tenure_alloc.
  */
 void *tenure_realloc(void *p, size_t size);
 
 /**
- * Gives a block back. NULL does nothing. errno stays as it is. A pointer that is not a block's
- * start, or was freed before, ends the process with a message on standard error.
+ * Gives a block back. NULL does nothing. errno stays as it is. If tenure has locked the block, it is
+ * unlocked, except where all memory is locked (mlockall). A pointer that is not a block's start, or
+ * was freed before, ends the process with a message on standard error.
  */
 void tenure_free(void *p);
 

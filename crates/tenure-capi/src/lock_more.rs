@@ -7,13 +7,12 @@ use crate::populate::{progress_of, room, tell, tenure_populate_progress, tenure_
 use crate::report::{pointer, status, Failure, Outcome};
 use crate::sized;
 use libc::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tenure_core::lock::{self, Gradual, Within};
 
 /// A lock on fault whose pages become resident in the background. Opaque.
 pub struct tenure_gradual {
-    gradual: Mutex<Gradual>,
+    gradual: Gradual,
 }
 
 /// A range with a lock on the part that was used last. Opaque.
@@ -52,18 +51,18 @@ pub unsafe extern "C" fn tenure_lock_gradually(
 ) -> *mut tenure_gradual {
     pointer("tenure_lock_gradually", || {
         let (addr, len) = whole_pages(addr, len);
-        let gradual = Mutex::new(lock::gradually(addr, len)?);
+        let gradual = lock::gradually(addr, len)?;
         Ok(Box::into_raw(Box::new(tenure_gradual { gradual })))
     })
 }
 
 /// # Safety
-/// NULL, or from `tenure_lock_gradually` and not ended.
-unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradual>> {
+/// NULL, or from `tenure_lock_gradually`, and not ended while the result is used.
+unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<&'a Gradual> {
     // SAFETY: `g` is NULL, or a lock from `tenure_lock_gradually` that is not ended yet, as this
     // function requires.
     match unsafe { g.as_ref() } {
-        Some(held) => Ok(held.gradual.lock().unwrap_or_else(PoisonError::into_inner)),
+        Some(held) => Ok(&held.gradual),
         None => Err(Failure::invalid(
             "the lock is NULL; pass the one that tenure_lock_gradually returned",
         )),
@@ -71,6 +70,7 @@ unsafe fn gradual<'a>(g: *const tenure_gradual) -> Outcome<MutexGuard<'a, Gradua
 }
 
 /// Writes how far the background threads have come to `*out`, which has `size` bytes.
+/// In a forked child, which has no locks, it writes zeros.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -93,7 +93,8 @@ pub unsafe extern "C" fn tenure_gradual_progress(
 /// Returns 0 if they are, and 1 if they are not. `result` may be NULL. It is written when the work
 /// is over. A second call returns the same result.
 ///
-/// Errors: as tenure_populate, if a page could not be made resident. The lock stays.
+/// Errors: as tenure_populate, if a page could not be made resident. The lock stays. ECANCELED: in a
+/// forked child, which has no locks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_wait(
     g: *const tenure_gradual,
@@ -106,18 +107,18 @@ pub unsafe extern "C" fn tenure_gradual_wait(
         let size = unsafe { room(result) }?;
         let patience = u64::try_from(timeout_ms).map_or(Duration::MAX, Duration::from_millis);
         let until = Instant::now().checked_add(patience);
+        // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
+        // ended before this call returns.
+        let held = unsafe { gradual(g) }?;
         loop {
-            // Borrowed for each step only, so that another thread can read the progress meanwhile.
-            // SAFETY: the C caller passes NULL, or a lock from `tenure_lock_gradually` that is not
-            // ended before this call returns.
-            let mut held = unsafe { gradual(g) }?;
+            // In a child of fork it counts as finished, also if the signal handler that made the
+            // child has interrupted this call.
             if held.is_finished() {
                 let outcome = held.wait();
                 // SAFETY: `result` is NULL, or has as many writable bytes as its size field says,
                 // and `room` has read `size` from there.
                 return unsafe { tell(result, size, outcome) };
             }
-            drop(held);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             match left {
                 Some(Duration::ZERO) => return Ok(1),
@@ -129,7 +130,8 @@ pub unsafe extern "C" fn tenure_gradual_wait(
 
 const NAP: Duration = Duration::from_millis(1);
 
-/// Ends the background threads, unlocks, and frees the handle. NULL does nothing.
+/// Ends the background threads, unlocks, and frees the handle. NULL does nothing. In a forked child
+/// it only frees the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
     status("tenure_gradual_end", || {
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn tenure_lock_within(
 }
 
 /// Writes the bytes that are locked now, and the counters so far, to `*out`, which has `size`
-/// bytes.
+/// bytes. In a forked child, which has no locks, it writes zeros.
 ///
 /// Errors: EINVAL: NULL.
 #[unsafe(no_mangle)]
@@ -201,7 +203,8 @@ pub unsafe extern "C" fn tenure_within_status(
     })
 }
 
-/// Unlocks the whole range and frees the handle. NULL does nothing.
+/// Unlocks the whole range and frees the handle. NULL does nothing. In a forked child it only frees
+/// the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_within_end(w: *mut tenure_within) {
     status("tenure_within_end", || {

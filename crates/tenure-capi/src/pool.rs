@@ -151,8 +151,9 @@ pub extern "C" fn tenure_aligned_alloc(align: usize, size: usize) -> *mut c_void
 }
 
 /// Makes a block hold `size` bytes, as realloc does: at its place or at another, with its contents.
-/// Large blocks move without a copy. With NULL for `p` it acts as tenure_alloc. Returns NULL on
-/// failure, and the block is then unchanged.
+/// Large blocks move without a copy. A block that is locked is copied, and a block at another place
+/// is not locked. With NULL for `p` it acts as tenure_alloc. Returns NULL on failure, and the block
+/// is then unchanged.
 ///
 /// Errors: as tenure_alloc.
 #[unsafe(no_mangle)]
@@ -170,8 +171,9 @@ pub unsafe extern "C" fn tenure_realloc(p: *mut c_void, size: usize) -> *mut c_v
     })
 }
 
-/// Gives a block back. NULL does nothing. errno stays as it is. A pointer that is not a block's
-/// start, or was freed before, ends the process with a message on standard error.
+/// Gives a block back. NULL does nothing. errno stays as it is. If tenure has locked the block, it is
+/// unlocked, except where all memory is locked (mlockall). A pointer that is not a block's start, or
+/// was freed before, ends the process with a message on standard error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_free(p: *mut c_void) {
     status("tenure_free", || {

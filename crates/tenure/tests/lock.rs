@@ -96,7 +96,7 @@ fn odd_lengths_are_rounded_up_to_the_pages_touched() {
         assert_eq!(area.held(), [Not, OnFault, Not, OnFault]);
         lock::munlock2(area.page(0), 3 * PAGE + 1, Kinds::ALL).unwrap();
         let mapping = tenure::Mapping::anonymous(5000).unwrap();
-        let mut whole = lock::gradually(mapping.as_ptr(), mapping.len()).unwrap();
+        let whole = lock::gradually(mapping.as_ptr(), mapping.len()).unwrap();
         whole.wait().unwrap();
         assert_eq!(whole.receipt().unwrap().resident_bytes(), 2 * PAGE as u64);
         assert_eq!(vm_lck(), 2 * PAGE as u64);

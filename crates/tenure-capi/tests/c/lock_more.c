@@ -4,6 +4,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,6 @@
 #include <unistd.h>
 
 #include "tenure.h"
-
-#define MIB ((size_t)1 << 20)
 
 static size_t locked(void)
 {
@@ -122,9 +121,75 @@ static void within(void)
     close(fd);
 }
 
+struct handles {
+    struct tenure_gradual *g;
+    struct tenure_within *w;
+};
+
+/* Looks at both, as a thread that shows the progress does. */
+static void look(struct handles h, struct tenure_populate_progress *progress,
+                 struct tenure_within_status *status)
+{
+    CHECK(tenure_gradual_progress(h.g, progress, sizeof *progress) == 0);
+    CHECK(tenure_within_status(h.w, status, sizeof *status) == 0);
+}
+
+static void *look_for_ever(void *handles)
+{
+    struct tenure_populate_progress progress;
+    struct tenure_within_status status;
+    for (;;) {
+        look(*(struct handles *)handles, &progress, &status);
+        tenure_gradual_wait(((struct handles *)handles)->g, 0, NULL);
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+/* Has none of the locks, and does not wait for a thread of its parent's. */
+static void child(struct handles h, char *p)
+{
+    alarm(20);
+    struct tenure_populate_progress progress;
+    struct tenure_within_status status;
+    look(h, &progress, &status);
+    CHECK(progress.bytes == 0 && progress.populated == 0 && progress.elapsed_ns == 0);
+    CHECK(status.locked_bytes == 0 && status.moved_in_bytes == 0 && status.looks == 0);
+    struct tenure_populate_result result = TENURE_POPULATE_RESULT_INIT;
+    FAILS(tenure_gradual_wait(h.g, -1, &result), ECANCELED, "fork");
+    CHECK(result.populated == 0 && result.first_missing == p);
+    tenure_gradual_end(h.g);
+    tenure_within_end(h.w);
+    CHECK(locked() == 0);
+    _exit(0);
+}
+
+static void children(void)
+{
+    char *p = (char *)map(2 * MIB);
+    struct handles h = {tenure_lock_gradually(p, MIB), tenure_lock_within(p + MIB, MIB, MIB / 2)};
+    CHECK(h.g != NULL && h.w != NULL);
+    CHECK(tenure_gradual_wait(h.g, -1, NULL) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, look_for_ever, &h) == 0);
+    for (int i = 0; i < 60; i++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            child(h, p);
+        CHECK(ending(pid) == 0);
+    }
+    CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(locked() >= MIB);
+    tenure_gradual_end(h.g);
+    tenure_within_end(h.w);
+    CHECK(locked() == 0);
+    CHECK(munmap(p, 2 * MIB) == 0);
+}
+
 int main(void)
 {
     gradually();
     within();
+    children();
     return 0;
 }

@@ -51,7 +51,7 @@ fn guards(map: &Mapping) {
 fn more(map: &Mapping) {
     let at = map.as_ptr();
     let documented = [EINVAL, ENOMEM, EPERM, EAGAIN];
-    if let Some(mut gradual) = unchanged(map, &documented, || lock::gradually(at, LEN)) {
+    if let Some(gradual) = unchanged(map, &documented, || lock::gradually(at, LEN)) {
         let waited = gradual.wait().map_err(|failed| failed.error);
         let errors = [EINVAL, ENOMEM, libc::EACCES, libc::EFAULT, libc::EBUSY, libc::EHWPOISON];
         allowed(waited, &errors);

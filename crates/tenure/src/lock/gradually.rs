@@ -3,7 +3,8 @@
 use super::guard::{lock, Lock};
 use super::receipt::Receipt;
 use super::When;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
 use crate::populate::{Access, Background, Failed, Populate, Progress, Report};
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ const THREADS: usize = 2;
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
-/// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+/// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
 /// // The program may use the memory at once.
 /// weights.wait()?;
 /// assert_eq!(weights.receipt()?.resident_bytes(), 64 << 10);
@@ -48,7 +49,7 @@ pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
         let asked = Populate::new(start as *const u8, len, access);
         behind.push(asked.threads(THREADS).others_once_cold().start()?);
     }
-    Ok(Gradual { behind, outcome: None, lock })
+    Ok(Gradual { behind, lock, generation: generation::current() })
 }
 
 /// Returns runs of neighbouring mappings with one kind of access.
@@ -67,6 +68,9 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
 /// A lock whose pages become resident in the background. Dropping it ends the background threads
 /// and unlocks.
 ///
+/// A forked child has neither the lock nor the threads. There the progress is zeros, a wait fails
+/// with `ECANCELED`, and a drop does nothing. No call waits for a thread of the parent.
+///
 /// ```
 /// let memory = tenure::Mapping::anonymous(64 << 10)?;
 /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
@@ -79,8 +83,8 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
 pub struct Gradual {
     // Dropped before the lock: pages that are populated after the unlock would not stay.
     behind: Vec<Background>,
-    outcome: Option<std::result::Result<Report, Failed>>,
     lock: Lock,
+    generation: u64,
 }
 
 impl Gradual {
@@ -97,26 +101,20 @@ impl Gradual {
     }
 
     /// Returns the progress of the background threads. They count a page that the program has
-    /// touched when they reach it.
+    /// touched when they reach it. In a forked child it is zeros.
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
-    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
     /// weights.wait()?;
     /// assert_eq!(weights.progress().populated, 64 << 10);
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn progress(&self) -> Progress {
-        if let Some(outcome) = &self.outcome {
-            let report = outcome.as_ref().unwrap_or_else(|failed| &failed.report);
-            return Progress {
-                bytes: report.bytes,
-                populated: report.populated,
-                elapsed: report.elapsed,
-                ..Progress::default()
-            };
-        }
         let mut whole = Progress::default();
+        if self.in_child() {
+            return whole;
+        }
         for part in self.behind.iter().map(Background::progress) {
             whole.bytes += part.bytes;
             whole.populated += part.populated;
@@ -130,7 +128,7 @@ impl Gradual {
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
-    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
     /// weights.wait()?;
     /// assert!(weights.is_finished());
     /// # Ok::<(), tenure::Error>(())
@@ -162,7 +160,7 @@ impl Gradual {
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
-    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
     /// weights.cancel();
     /// if let Err(failed) = weights.wait() {
     ///     assert_eq!(failed.error.kind(), tenure::ErrorKind::Cancelled);
@@ -178,26 +176,22 @@ impl Gradual {
     ///
     /// ```
     /// let memory = tenure::Mapping::anonymous(64 << 10)?;
-    /// let mut weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
+    /// let weights = tenure::lock::gradually(memory.as_ptr(), memory.len())?;
     /// assert_eq!(weights.wait()?.populated, 64 << 10);
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
     /// # Errors
     /// As for [`Populate::run`], for the first mappings that failed; `ECANCELED` after
-    /// [`cancel`](Self::cancel).
-    pub fn wait(&mut self) -> std::result::Result<Report, Failed> {
-        if self.outcome.is_none() {
-            self.outcome = Some(self.collect());
+    /// [`cancel`](Self::cancel), and in a forked child.
+    pub fn wait(&self) -> std::result::Result<Report, Failed> {
+        if self.in_child() {
+            return Err(self.not_in_child());
         }
-        self.outcome.clone().expect("it was just collected")
-    }
-
-    fn collect(&mut self) -> std::result::Result<Report, Failed> {
         let mut whole = Report::default();
         let mut failed = None;
-        for part in self.behind.drain(..) {
-            let report = match part.wait() {
+        for part in &self.behind {
+            let report = match part.result() {
                 Ok(report) => report,
                 Err(failure) => {
                     let report = *failure.report;
@@ -215,6 +209,20 @@ impl Gradual {
             None => Ok(whole),
             Some(failed) => Err(Failed { report: Box::new(whole), ..failed }),
         }
+    }
+
+    fn in_child(&self) -> bool {
+        self.generation != generation::current()
+    }
+
+    /// The result of a wait in a child made by fork.
+    fn not_in_child(&self) -> Failed {
+        let (start, len) = (self.lock.addr() as usize, self.lock.len());
+        let why = "the lock and its threads stayed with the process that forked";
+        let remedy = "lock it anew in the child";
+        let error = Error::new(ErrorKind::Cancelled, "lock::gradually", why, remedy).on(start, len);
+        let report = Report { bytes: len as u64, first_missing: Some(start), ..Report::default() };
+        Failed { error, report: Box::new(report) }
     }
 
     /// Returns how the range is really locked.

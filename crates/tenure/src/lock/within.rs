@@ -138,6 +138,9 @@ fn unreadable(call: &'static str, range: PageRange, errno: rustix::io::Errno) ->
 
 /// A range of which the part that was used last is locked. Dropping this value unlocks all.
 ///
+/// A forked child has neither the locks nor the thread. There the status is zeros, and a drop does
+/// nothing. No call waits for a thread of the parent.
+///
 /// ```
 /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
 /// // SAFETY: the mapping stays as it is until the value is dropped.
@@ -196,7 +199,8 @@ impl Shared {
 }
 
 impl Within {
-    /// Returns how much is locked now, and the thread's counts so far.
+    /// Returns how much is locked now, and the thread's counts so far. In a forked child all of
+    /// them are zero.
     ///
     /// ```
     /// # let memory = tenure::Mapping::anonymous(1 << 20)?;
@@ -206,14 +210,22 @@ impl Within {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn status(&self) -> WithinStatus {
-        self.shared.lock().status
+        // A thread of the parent may have had the mutex at the fork.
+        match self.in_child() {
+            true => WithinStatus::default(),
+            false => self.shared.lock().status,
+        }
+    }
+
+    fn in_child(&self) -> bool {
+        self.generation != generation::current()
     }
 }
 
 impl Drop for Within {
     fn drop(&mut self) {
         // A child has neither the thread nor the locks, and its copy of the mutex may be held.
-        if self.generation != generation::current() {
+        if self.in_child() {
             std::mem::forget(self.thread.take());
             return;
         }

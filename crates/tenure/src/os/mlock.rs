@@ -8,6 +8,39 @@ use rustix::mm::{
     mlock, mlock_with, mlockall, msync, munlock, munlockall, MlockAllFlags, MlockFlags, MsyncFlags,
 };
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// A range of addresses whose owner asks whether tenure has ever locked memory there.
+struct Watched {
+    start: AtomicUsize,
+    /// 0: no range is watched.
+    len: AtomicUsize,
+    used: AtomicBool,
+}
+
+/// For the whole process: the pool, whose addresses these are, is one for the process.
+static WATCHED: Watched =
+    Watched { start: AtomicUsize::new(0), len: AtomicUsize::new(0), used: AtomicBool::new(false) };
+
+/// Watches this range from now on, before any memory in it is handed out.
+pub(crate) fn watch(range: PageRange) {
+    WATCHED.start.store(range.start, Ordering::Relaxed);
+    WATCHED.len.store(range.len(), Ordering::Release);
+}
+
+/// Returns whether tenure has ever tried to lock memory in the watched range. Costs one load.
+#[inline]
+pub(crate) fn was_used_in_watched() -> bool {
+    WATCHED.used.load(Ordering::Relaxed)
+}
+
+fn note_use(range: PageRange) {
+    let len = WATCHED.len.load(Ordering::Acquire);
+    let start = WATCHED.start.load(Ordering::Relaxed);
+    if range.start < start.saturating_add(len) && start < range.end {
+        WATCHED.used.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Locks a range, now or page by page as it is touched.
 ///
@@ -15,6 +48,7 @@ use std::ffi::c_void;
 /// strengthens it. In neither case is there a moment in which the pages are not locked. After a
 /// failure the leading part may be locked and charged.
 pub(super) fn call(range: PageRange, on_fault: bool) -> Result<(), Errno> {
+    note_use(range);
     let flags = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
     let (start, len) = (range.start as *mut c_void, range.len());
     // SAFETY: locking changes where pages may go, never their contents; the kernel checks the
@@ -108,6 +142,7 @@ fn seen_in_smaps(range: PageRange) -> Result<Seen, Errno> {
 /// `mlockall`. Without `future` it ends an earlier `MCL_FUTURE`. With `on_fault` it weakens full
 /// locks to locks on fault. If it fails, it has changed nothing.
 pub(crate) fn lock_all(current: bool, future: bool, on_fault: bool) -> Result<(), Errno> {
+    WATCHED.used.store(true, Ordering::Relaxed);
     let mut flags = MlockAllFlags::empty();
     flags.set(MlockAllFlags::CURRENT, current);
     flags.set(MlockAllFlags::FUTURE, future);

@@ -8,7 +8,7 @@ use super::queue::{Item, Work};
 use super::reservation::{self, Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::{central_list, leave, queue, slot, thread_cache};
+use super::{central_list, leave, locked, queue, slot, thread_cache};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::Pagemap;
 use crate::os::{advise, errno, page_size};
@@ -495,8 +495,16 @@ impl Item {
         if !self.offer {
             // SAFETY: a part of a free run. The `QUEUED` state gives it to this thread alone, and
             // no owner needs its contents.
-            let dropped =
-                unsafe { advise::drop_pages(range).or_else(|_| advise::drop_locked_pages(range)) };
+            let drop_pages = || unsafe { advise::drop_pages(range) };
+            let dropped = drop_pages().or_else(|refused| {
+                // The program may have locked the block before it gave it back.
+                match locked::unlock(reservation.run(self.spot), whole) {
+                    true => drop_pages(),
+                    false => Err(refused),
+                }
+            });
+            // SAFETY: as before, the pages of a free run, which this thread alone has.
+            let dropped = dropped.or_else(|_| unsafe { advise::drop_locked_pages(range) });
             if dropped.is_err() {
                 self.done = REFUSED;
                 return true;

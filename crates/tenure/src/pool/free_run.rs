@@ -5,7 +5,9 @@
 use super::counters::{self, Counter};
 use super::reservation::{Reservation, Spot};
 use super::run::{flag, state, Run};
-use super::{central_list, decay, given_up, leave, lookup, misuse, queue, settings, thread_cache};
+use super::{
+    central_list, decay, given_up, leave, locked, lookup, misuse, queue, settings, thread_cache,
+};
 use std::sync::atomic::Ordering;
 
 /// See [`free`](super::free).
@@ -52,6 +54,7 @@ pub(super) fn put(reservation: &Reservation, spot: Spot) {
         leave::map_anew(reservation, spot);
         return;
     }
+    locked::forget(reservation, spot);
     if run.touched() == 0 {
         // Its pages have moved to another run.
         central_list::put(reservation, spot, state::RETURNED);

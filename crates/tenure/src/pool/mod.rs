@@ -67,6 +67,7 @@ mod give_up;
 mod given_up;
 mod leave;
 mod list;
+mod locked;
 mod lookup;
 pub mod mapped;
 mod misuse;

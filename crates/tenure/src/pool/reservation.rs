@@ -9,7 +9,7 @@
 use super::class;
 use super::run::{flag, state, Run};
 use super::settings::{settings, HugePages};
-use crate::os::{self, advise, arena};
+use crate::os::{self, advise, arena, mlock};
 use crate::range::PageRange;
 use crate::runtime::lock::{Lock, Rank};
 use crate::runtime::published::{Part, RUNS};
@@ -164,6 +164,7 @@ pub(super) fn set_up() -> Option<&'static Reservation> {
     let limited = (most < small && most >= SMALLEST).then(|| 1usize << most.ilog2());
     for size in SIZES.into_iter().filter(|size| *size <= most).chain(limited) {
         if let Some(start) = lay_out(size) {
+            mlock::watch(PageRange::new(start, start + size));
             LOCATION.start.store(start, Ordering::Release);
             LOCATION.length.store(size, Ordering::Release);
             return known();

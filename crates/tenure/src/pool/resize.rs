@@ -6,7 +6,7 @@ use super::alloc_run::{self, Request};
 use super::counters::{self, Counter};
 use super::reservation::{Reservation, Spot};
 use super::run::{flag, state, Run, BORDERS};
-use super::{decay, free_run, given_up, lookup, misuse, split, zero};
+use super::{decay, free_run, given_up, locked, lookup, misuse, split, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -63,7 +63,9 @@ pub(super) unsafe fn realloc(
         run.set_state(state::IN_USE);
         return NonNull::new(at as *mut u8);
     }
-    let movable = old_size >= MOVE_FROM && !run.is(flag::TAINTED) && split::may_move();
+    let may_move = old_size >= MOVE_FROM && !run.is(flag::TAINTED) && split::may_move();
+    let is_locked = may_move && locked::is_locked(lookup::live(reservation, spot));
+    let movable = may_move && !is_locked;
     let page = run.offset.load(Ordering::Relaxed) as usize;
     let taken = match movable && new_size > old_size {
         true => take_to_grow(reservation, new_size, align, page),
@@ -115,6 +117,9 @@ pub(super) unsafe fn realloc(
         let pages = (new + old_size - reservation.start(to)).div_ceil(page_size());
         let start = new + old_size;
         zero::run(reservation, to, touched.max(pages), start, new_size - old_size);
+    }
+    if is_locked {
+        locked::unlock(run, reservation.area(spot.class).range_of(spot.index));
     }
     free_run::put(reservation, spot);
     NonNull::new(new as *mut u8)
@@ -177,9 +182,11 @@ fn give_tail_back(reservation: &Reservation, spot: Spot, end: usize) {
     if to < from + TAIL_FROM || run.is(flag::TAINTED) {
         return;
     }
-    // The kernel refuses if the program has locked the run: the pages stay then.
+    let tail = PageRange::new(from, to);
     // SAFETY: the pages lie past the end of a block that its owner has made smaller.
-    if unsafe { advise::drop_pages(PageRange::new(from, to)) }.is_ok() {
+    let drop_pages = || unsafe { advise::drop_pages(tail) }.is_ok();
+    // The kernel refuses if the program has locked the block.
+    if drop_pages() || locked::unlock(run, tail) && drop_pages() {
         counters::add(Counter::ReturnedBytes, (to - from) as u64);
         run.set_touched((from - start) / page);
     }

@@ -115,6 +115,11 @@ impl Background {
     /// As for [`Populate::run`](super::Populate::run), and `ECANCELED` after
     /// [`cancel`](Self::cancel).
     pub fn wait(self) -> std::result::Result<Report, Failed> {
+        self.result()
+    }
+
+    /// [`wait`](Self::wait) for an owner that keeps the populate.
+    pub(crate) fn result(&self) -> std::result::Result<Report, Failed> {
         match self.job.outcome() {
             Some(outcome) => outcome.clone(),
             None if self.in_child() => Err(left_behind(&self.job)),

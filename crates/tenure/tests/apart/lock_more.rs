@@ -5,11 +5,13 @@ use crate::promise_kit::without_huge_pages;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tenure::lock;
+use tenure::lock::{self, Gradual, Within, WithinStatus};
+use tenure::populate::Progress;
 use tenure::ErrorKind;
 use tenure_testkit::pages::{present_pages, smaps_over};
-use tenure_testkit::{in_child, or_skip, this_test, Deadline};
+use tenure_testkit::{in_child, or_skip, run_child, this_test, Deadline};
 use Held::OnFault;
 
 const MIB: usize = 1 << 20;
@@ -75,7 +77,7 @@ fn a_gradual_lock_is_there_at_once_and_whole_soon() {
         // Private and writable: no page may be copied for it.
         let area = Area::with(16 * MIB / PAGE, RW, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
         let before = vm_lck();
-        let mut lock = lock::gradually(area.page(0), 16 * MIB).unwrap();
+        let lock = lock::gradually(area.page(0), 16 * MIB).unwrap();
         assert_eq!(vm_lck() - before, 16 * MIB as u64);
         let report = lock.wait().unwrap();
         assert_eq!((report.populated, report.first_missing), (16 * MIB as u64, None));
@@ -113,7 +115,7 @@ fn a_gradual_lock_copies_no_file_in_memory() {
             file.write_all_at(&vec![1; MIB], 0).unwrap();
             file.set_len(2 * MIB as u64).unwrap(); // the second half is a hole
             let area = Area::with(2 * MIB / PAGE, RW, libc::MAP_PRIVATE, file.as_raw_fd()).unwrap();
-            let mut lock = lock::gradually(area.page(0), 2 * MIB).unwrap();
+            let lock = lock::gradually(area.page(0), 2 * MIB).unwrap();
             assert_eq!(lock.wait().unwrap().populated, 2 * MIB as u64);
             assert!(all_present(&area));
             let maps = smaps_over(area.at, 2 * MIB);
@@ -134,7 +136,7 @@ fn a_gradual_lock_of_anonymous_memory_takes_it() {
         only_read.unwrap();
         assert_eq!(smaps_over(area.at, 8 * MIB).iter().map(|map| map.rss).sum::<u64>(), 0);
 
-        let mut lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
+        let lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
         lock.wait().unwrap();
         let rss: u64 = smaps_over(area.at, 8 * MIB).iter().map(|map| map.rss).sum();
         assert_eq!(rss, 8 * MIB as u64);
@@ -146,7 +148,7 @@ fn what_a_gradual_lock_cannot_bring_is_told_and_the_rest_stays_locked() {
     in_child(this_test!(), &[], || {
         let file = file(4 * MIB);
         let area = map_file(&file, 8 * MIB / PAGE);
-        let mut lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
+        let lock = lock::gradually(area.page(0), 8 * MIB).unwrap();
         let failed = lock.wait().unwrap_err();
         println!("{failed}");
         assert_eq!(failed.error.kind(), ErrorKind::NoBacking);
@@ -184,7 +186,7 @@ fn several_kinds_of_memory_in_one_range() {
             libc::mmap(area.page(512).cast(), 2 * MIB, RW, flags, file.as_raw_fd(), 0)
         };
         assert_eq!(at, area.page(512).cast());
-        let mut lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
+        let lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
         lock.wait().unwrap();
         assert!(all_present(&area));
         let anonymous: u64 = smaps_over(area.at, 6 * MIB).iter().map(|map| map.anonymous).sum();
@@ -200,7 +202,7 @@ fn neighbouring_mappings_of_one_kind_are_brought_whole() {
         // SAFETY: advice for a part of this test's own mapping, which changes no byte.
         let split = unsafe { libc::madvise(area.page(512).cast(), 2 * MIB, libc::MADV_DONTDUMP) };
         assert_eq!((split, smaps_over(area.at, 6 * MIB).len()), (0, 3));
-        let mut lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
+        let lock = lock::gradually(area.page(0), 6 * MIB).unwrap();
         assert_eq!(lock.wait().unwrap().populated, 6 * MIB as u64);
         assert!(all_present(&area));
         assert!(area.held().iter().all(|held| *held == Held::OnFault));
@@ -451,24 +453,65 @@ fn memory_that_locks_mean_nothing_to_has_no_budget() {
     });
 }
 
+/// By fork, and by a raw clone, which calls no handler. Threads of the parent make the same calls.
 #[test]
-fn in_a_child_both_do_nothing() {
-    in_child(this_test!(), &[], || {
-        let area = Area::new(4 * MIB / PAGE);
-        // SAFETY: the mapping outlives the lock and stays as it is.
-        let within = unsafe { lock::within(area.page(0), 2 * MIB, MIB) }.unwrap();
-        let gradual = lock::gradually(area.page(512), 2 * MIB).unwrap();
-        // SAFETY: the child calls nothing that a lock held by another thread could stop.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop(within);
-            drop(gradual);
-            // SAFETY: ends the child without the parent's exit handlers.
-            unsafe { libc::_exit(if vm_lck() == 0 { 7 } else { 8 }) };
+fn in_a_child_both_show_nothing_do_nothing_and_wait_for_nothing() {
+    for raw in ["0", "1"] {
+        let result = run_child(this_test!(), &[("RAW", raw)], || {
+            let area = Area::new(4 * MIB / PAGE);
+            // SAFETY: the mapping outlives the lock and stays as it is.
+            let within = unsafe { lock::within(area.page(0), 2 * MIB, MIB) }.unwrap();
+            let gradual = lock::gradually(area.page(512), 2 * MIB).unwrap();
+            gradual.wait().unwrap();
+            // SAFETY: inside the area.
+            unsafe { area.page(0).write_bytes(1, MIB) };
+            eventually("a window is locked", || within.status().locked_bytes > 0);
+            let (within, gradual) = (Arc::new(within), Arc::new(gradual));
+            let theirs = (within.clone(), gradual.clone());
+            std::thread::spawn(move || loop {
+                std::hint::black_box((theirs.0.status(), theirs.1.progress()));
+            });
+            for _ in 0..tenure_testkit::sweep(50, 500) {
+                let child = child_that_shows_nothing(raw == "1", &within, &gradual);
+                let mut status = 0;
+                // SAFETY: waits for a child of this process, and writes a local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0, "the child hung, or saw something else");
+            }
+            assert!(within.status().locked_bytes > 0 && gradual.progress().populated > 0);
+            assert!(vm_lck() > 2 * MIB as u64);
+        });
+        assert!(result.finished(), "raw {raw}: {}\n{}", result.status, result.output);
+    }
+}
+
+fn child_that_shows_nothing(raw: bool, within: &Arc<Within>, gradual: &Arc<Gradual>) -> i32 {
+    // SAFETY: the child makes the calls under test, and ends without unwinding.
+    let child = unsafe {
+        match raw {
+            true => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
+            false => libc::fork(),
         }
-        let mut status = 0;
-        // SAFETY: waits for the child just made.
-        unsafe { libc::waitpid(child, &mut status, 0) };
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status}");
-    });
+    };
+    if child == 0 {
+        // SAFETY: takes a number only; SIGALRM ends a child that hangs.
+        unsafe { libc::alarm(20) };
+        // No panic: the child's only thread would end, and the child with status 0.
+        let mut ok = gradual.wait().is_err_and(|failed| {
+            failed.error.kind() == ErrorKind::Cancelled && failed.report.populated == 0
+        });
+        ok &= gradual.is_finished() && gradual.wait_timeout(Duration::MAX);
+        ok &= gradual.progress() == Progress::default();
+        ok &= within.status() == WithinStatus::default();
+        // SAFETY: the child's only thread uses the handles no more. The parent's threads have
+        // copies of their own.
+        unsafe {
+            drop(std::ptr::read(&**within));
+            drop(std::ptr::read(&**gradual));
+        }
+        ok &= vm_lck() == 0;
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(if ok { 0 } else { 1 }) };
+    }
+    child
 }

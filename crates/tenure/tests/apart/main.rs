@@ -54,6 +54,7 @@ mod own_threads;
 mod pool_faults;
 mod pool_growth;
 mod pool_leak;
+mod pool_locked;
 mod pool_mapped;
 mod pool_model;
 mod pool_refused;
