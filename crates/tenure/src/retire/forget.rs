@@ -11,8 +11,7 @@ pub(super) fn any_marks() -> bool {
     crate::tracking::raw::any()
 }
 
-/// Whether tenure may know of a lock in the range. Costs one load if nothing was locked through
-/// tenure, 30 ns otherwise.
+/// Whether tenure may know of a lock in the range. One load if nothing was locked through tenure.
 pub(super) fn may_be_locked(range: PageRange) -> bool {
     lock::may_be_locked(range)
 }
