@@ -157,7 +157,6 @@ const STD_LOCKS: &[(&str, &str)] = &[
     ("lock::ledger", "a child makes a ledger of its own"),
     ("lock::within", "one call's, which a child does not go on with"),
     ("populate::job", "one call's, which a child does not go on with"),
-    ("runtime::fork_state", "each of them belongs to one process, as the ledger"),
 ];
 
 /// Each gets a number in the program's table for a moment: `brief` closes it only while it is that

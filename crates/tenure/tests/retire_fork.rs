@@ -87,6 +87,28 @@ fn it_allocates_nothing_and_keeps_errno() {
     });
 }
 
+/// However often it is mapped and unmapped again, and whatever part of the lock goes.
+#[test]
+fn it_allocates_nothing_where_memory_was_locked() {
+    in_child(this_test!(), &[], || {
+        let at = written(8 * PAGE);
+        let map = || {
+            let flags = PRIVATE | libc::MAP_FIXED;
+            // SAFETY: the test's own addresses, to which nothing refers.
+            unsafe { libc::mmap((at + PAGE) as *mut _, 2 * PAGE, RW, flags, -1, 0) }
+        };
+        let guard = lock::lock(at as *const u8, 8 * PAGE, lock::When::OnFault).unwrap();
+        let before = ALLOCATIONS.get();
+        for _ in 0..10_000 {
+            unmap(at + PAGE, 2 * PAGE).unwrap();
+            assert_ne!(map(), libc::MAP_FAILED);
+        }
+        unmap(at, 8 * PAGE).unwrap();
+        assert_eq!(ALLOCATIONS.get(), before);
+        drop(guard);
+    });
+}
+
 #[test]
 fn a_child_has_none_of_what_waits_and_can_retire_itself() {
     in_child(this_test!(), &[], || {

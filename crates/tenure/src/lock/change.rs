@@ -19,7 +19,7 @@ use rustix::io::Errno;
 pub(super) fn take(call: &'static str, range: PageRange, when: When) -> Result<u64> {
     let (pieces, since) = {
         let mut ledger = ledger::open();
-        pay(&mut ledger);
+        pay(&mut ledger, range);
         let pieces = claim(&mut ledger, call, range, when, |claims| claims.taken(when))?;
         (pieces, ledger.guard_comes())
     };
@@ -229,16 +229,17 @@ fn fill(range: PageRange, pieces: Option<&[Piece]>) -> std::result::Result<(), E
     }
 }
 
-/// Lowers the locks that the kernel refused to lower before.
-pub(super) fn pay(ledger: &mut Ledger) {
-    if !std::mem::take(&mut ledger.owes) {
+/// Lowers the locks in a range that the kernel refused to lower before. Not those elsewhere: other
+/// code may have locked the pages since, which tenure does not see.
+pub(super) fn pay(ledger: &mut Ledger, range: PageRange) {
+    if !ledger.owes {
         return;
     }
-    for (part, claims) in ledger.owed() {
-        match weaken(part, claims.wanted()) {
-            Ok(()) => ledger.set(part, Claims { owed: false, ..claims }),
-            Err(_) => ledger.owes = true,
+    for (part, claims) in ledger.owed(range) {
+        if weaken(part, claims.wanted()).is_err() {
+            return; // as it would refuse the others
         }
+        ledger.set(part, Claims { owed: false, ..claims });
     }
 }
 
@@ -331,7 +332,7 @@ pub(super) fn clear(
     range: PageRange,
     kinds: Kinds,
 ) -> std::result::Result<(), Uncleared> {
-    pay(ledger);
+    pay(ledger, range);
     let guarded = |claims: Option<Claims>| claims.is_some_and(|c| c.now + c.on_fault > 0);
     if kinds == Kinds::ALL
         && inspect::one_mapping(range)
@@ -369,7 +370,10 @@ pub(super) fn clear_pieces(
     pieces: &[Piece],
     kinds: Kinds,
 ) -> std::result::Result<(), Uncleared> {
-    let after = |piece: &Piece| Claims { base: piece.claims.base.without(kinds), ..piece.claims };
+    let after = |piece: &Piece| {
+        let base = piece.claims.base.without(kinds);
+        Claims { base, owed: false, ..piece.claims }
+    };
     for (done, piece) in pieces.iter().enumerate() {
         let level = after(piece).wanted();
         if piece.special.is_some() || level >= piece.kernel {

@@ -1,11 +1,13 @@
-//! Ranges that were unmapped since the ledger was last open.
+//! What an unmap leaves for the next use of the ledger.
 //!
 //! A signal handler may unmap memory while its thread has the ledger, and an allocator while the
-//! program's code has the allocator's locks. So noting a range takes no lock and no memory. Who opens
-//! the ledger next drops the claims on the noted ranges first.
+//! program's code has the allocator's locks. So an unmap neither waits for the ledger nor allocates.
+//! If no thread has the ledger, the unmap marks the parts that go in it. Otherwise, and for a part of
+//! a part, it notes the range here.
 
+use crate::os::HUGE_PAGE;
 use crate::range::PageRange;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// More ranges than there are pages in the usual limit on locked memory (8 MiB). 64 KiB, which take
 /// memory only where they are used.
@@ -13,7 +15,7 @@ const MOST: usize = 4096;
 const FREE: usize = 0;
 const BUSY: usize = 1;
 
-/// See the head of the module.
+/// The noted ranges.
 pub(super) struct Forgotten {
     notes: [Note; MOST],
     /// The number of notes. It may be too large for a moment, and is never too small.
@@ -26,6 +28,13 @@ struct Note {
     end: AtomicUsize,
 }
 
+impl Note {
+    fn range(&self) -> Option<PageRange> {
+        let start = self.start.load(Ordering::SeqCst);
+        (start > BUSY).then(|| PageRange::new(start, self.end.load(Ordering::SeqCst)))
+    }
+}
+
 impl Forgotten {
     pub const fn new() -> Forgotten {
         Forgotten {
@@ -35,10 +44,15 @@ impl Forgotten {
         }
     }
 
-    /// Notes a range. `false`: there is no room.
+    /// Notes a range, unless a note has it already. `false`: there is no room.
     pub fn note(&self, range: PageRange) -> bool {
+        // A note that is being taken out is of a range that was unmapped before.
+        let has = |note: &Note| {
+            note.range().is_some_and(|noted| noted.start <= range.start && range.end <= noted.end)
+        };
         let first = self.count.fetch_add(1, Ordering::SeqCst);
-        for at in 0..MOST {
+        let is_noted = first > 0 && self.notes.iter().any(has);
+        for at in 0..if is_noted { 0 } else { MOST } {
             let note = &self.notes[(first + at) % MOST];
             let taken =
                 note.start.compare_exchange(FREE, BUSY, Ordering::SeqCst, Ordering::Relaxed);
@@ -49,12 +63,7 @@ impl Forgotten {
             }
         }
         self.count.fetch_sub(1, Ordering::SeqCst);
-        false
-    }
-
-    /// Returns whether a note would find no room.
-    pub fn is_full(&self) -> bool {
-        self.count.load(Ordering::SeqCst) >= MOST
+        is_noted
     }
 
     /// Takes all notes out. The caller has the ledger, so no other thread does this.
@@ -63,14 +72,52 @@ impl Forgotten {
             return;
         }
         for note in &self.notes {
-            let start = note.start.load(Ordering::SeqCst);
-            if start > BUSY {
-                let range = PageRange::new(start, note.end.load(Ordering::SeqCst));
+            if let Some(range) = note.range() {
                 note.start.store(FREE, Ordering::SeqCst);
                 self.count.fetch_sub(1, Ordering::SeqCst);
                 each(range);
             }
         }
+    }
+
+    /// Drops all notes: in a child, whose parent may have forked in the midst of one.
+    pub fn clear(&self) {
+        self.notes.iter().for_each(|note| note.start.store(FREE, Ordering::SeqCst));
+        self.count.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Where the ledger may have entries, for a thread that cannot look into it: a bit for each place,
+/// which many addresses share.
+pub(super) struct Places([AtomicU64; 64]);
+
+const PLACES: usize = 64 * 64;
+
+impl Places {
+    pub const fn new() -> Places {
+        Places([const { AtomicU64::new(0) }; 64])
+    }
+
+    fn numbers(range: PageRange) -> impl Iterator<Item = usize> {
+        let (first, last) = (range.start / HUGE_PAGE, (range.end - 1) / HUGE_PAGE);
+        // From so many on all places occur.
+        (first..=last).take(PLACES).map(|number| number % PLACES)
+    }
+
+    pub fn add(&self, range: PageRange) {
+        for number in Places::numbers(range) {
+            self.0[number / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
+        }
+    }
+
+    pub fn may_have(&self, range: PageRange) -> bool {
+        let has =
+            |number: usize| self.0[number / 64].load(Ordering::SeqCst) & 1 << (number % 64) != 0;
+        Places::numbers(range).any(has)
+    }
+
+    pub fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::SeqCst));
     }
 }
 
@@ -85,8 +132,8 @@ mod tests {
         let page = |n: usize| PageRange::new((n + 1) * page_size(), (n + 2) * page_size());
         for round in 0..3 {
             let number = if round == 1 { 10 } else { MOST };
-            assert!(!FORGOTTEN.is_full());
             assert!((0..number).all(|n| FORGOTTEN.note(page(n))));
+            assert!((0..number).step_by(97).all(|n| FORGOTTEN.note(page(n))), "noted already");
             assert_eq!(FORGOTTEN.note(page(number)), number < MOST);
             let mut out = Vec::new();
             FORGOTTEN.take_all(|range| out.push(range.start / page_size() - 1));
@@ -94,5 +141,20 @@ mod tests {
             assert_eq!(out, (0..MOST.min(number + 1)).collect::<Vec<_>>());
             FORGOTTEN.take_all(|_| unreachable!());
         }
+        FORGOTTEN.note(page(1));
+        FORGOTTEN.clear();
+        FORGOTTEN.take_all(|_| unreachable!());
+    }
+
+    #[test]
+    fn a_place_is_found_wherever_the_range_ends() {
+        let places = Places::new();
+        let range = |from: usize, to: usize| PageRange::new(from * HUGE_PAGE, to * HUGE_PAGE);
+        places.add(range(10, 12));
+        assert!(places.may_have(range(11, 12)) && places.may_have(range(9, 11)));
+        assert!(!places.may_have(range(8, 10)) && !places.may_have(range(12, 13)));
+        assert!(places.may_have(range(20, 20 + 2 * PLACES)));
+        places.clear();
+        assert!(!places.may_have(range(0, 3 * PLACES)));
     }
 }

@@ -215,9 +215,9 @@ impl Lock {
     }
 
     /// A part that cannot be unlocked (a mapping that cannot be split any more) stays locked until a
-    /// later call for a lock, which tries again.
+    /// later call for a lock of the part, which tries again.
     fn give_back(&self, ledger: &mut ledger::Ledger) {
-        change::pay(ledger);
+        change::pay(ledger, self.range);
         for part in ledger.still(self.range, self.since) {
             let _ = change::give_back(ledger, part, self.when);
         }

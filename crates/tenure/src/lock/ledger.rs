@@ -7,15 +7,12 @@
 #![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
 
 use super::claims::Claims;
-use super::forgotten::Forgotten;
+use super::forgotten::{Forgotten, Places};
 use super::When;
 use crate::os::generation;
 use crate::range::PageRange;
-use crate::runtime::fork;
-use crate::runtime::lock::thread_number;
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// See the head of the module.
@@ -25,8 +22,10 @@ pub(super) struct Ledger {
     parts: BTreeMap<usize, (usize, Claims)>,
     /// The last `mlockall` setting for future mappings, if the call went through tenure.
     pub future: Option<When>,
-    /// The kernel refused to lower the lock of a part: see [`Claims::owed`].
+    /// A part may be [owed](Claims::owed).
     pub owes: bool,
+    /// A part may be [gone](Claims::gone).
+    has_gone: bool,
     /// The number of guards.
     guards: usize,
     /// How often a part of a guard's range was unmapped.
@@ -68,8 +67,13 @@ fn home() -> &'static Home {
         }
         let new = Box::into_raw(Box::new(Home { generation, ledger: Mutex::default() }));
         match HOME.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just leaked, and never freed once it is stored.
-            Ok(_) => return unsafe { &*new },
+            Ok(_) => {
+                // What the parent has noted is not the child's.
+                FORGOTTEN.clear();
+                PLACES.clear();
+                // SAFETY: just leaked, and never freed once it is stored.
+                return unsafe { &*new };
+            }
             Err(other) => {
                 // SAFETY: the pointer was not stored, so only this call has it.
                 drop(unsafe { Box::from_raw(new) });
@@ -79,85 +83,53 @@ fn home() -> &'static Home {
     }
 }
 
-/// For the whole process, as [`HOME`] is. A child begins its own ledger, and finds no claims on
-/// what its parent has noted.
+/// For the whole process, as [`HOME`] is.
 static FORGOTTEN: Forgotten = Forgotten::new();
-/// For the whole process, as [`HOME`] is: the number of the thread that has the ledger; 0: none.
-static OWNER: AtomicU32 = AtomicU32::new(0);
-
-/// The ledger, which no other thread has meanwhile.
-pub(super) struct Open(MutexGuard<'static, Ledger>);
-
-impl Open {
-    fn new(mut ledger: MutexGuard<'static, Ledger>) -> Open {
-        OWNER.store(thread_number(), Ordering::Relaxed);
-        FORGOTTEN.take_all(|range| ledger.forget_unmapped(range));
-        Open(ledger)
-    }
-}
-
-impl Deref for Open {
-    type Target = Ledger;
-    fn deref(&self) -> &Ledger {
-        &self.0
-    }
-}
-
-impl DerefMut for Open {
-    fn deref_mut(&mut self) -> &mut Ledger {
-        &mut self.0
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        OWNER.store(0, Ordering::Relaxed);
-    }
-}
+/// For the whole process, as [`HOME`] is.
+static PLACES: Places = Places::new();
 
 /// Returns this process's ledger. Its lock orders all changes that tenure makes to locks.
-pub(super) fn open() -> Open {
-    Open::new(home().ledger.lock().unwrap_or_else(PoisonError::into_inner))
+pub(super) fn open() -> MutexGuard<'static, Ledger> {
+    let mut ledger = home().ledger.lock().unwrap_or_else(PoisonError::into_inner);
+    ledger.forget_all_gone();
+    FORGOTTEN.take_all(|range| ledger.forget_unmapped(range));
+    if ledger.parts.is_empty() {
+        PLACES.clear();
+    }
+    ledger
 }
 
 /// Returns the ledger of that generation; `None` in a child, which has none of its parent's claims.
-pub(super) fn open_if(generation: u64) -> Option<Open> {
+pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
     (generation::current() == generation).then(open)
 }
 
-/// Returns the ledger's home, if this process has one. Allocates nothing.
-fn home_if_any() -> Option<&'static Home> {
+/// Returns what `look` finds in the ledger; `None` if this process has none yet, and `busy` if a
+/// thread has it. Allocates nothing and does not wait.
+fn glance<R>(look: impl FnOnce(&mut Ledger) -> R, busy: impl FnOnce() -> R) -> Option<R> {
     // SAFETY: the pointer is null, or a `Home` that was leaked before it was stored and is never
     // freed.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
-    (home.generation == generation::current()).then_some(home)
-}
-
-/// Returns whether there may be entries for the range: `true` also if a thread has the ledger.
-/// Allocates nothing and does not wait.
-pub(super) fn may_know(range: PageRange) -> bool {
-    home_if_any().is_some_and(|home| match home.ledger.try_lock() {
-        Ok(ledger) => ledger.knows(range),
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().knows(range),
-        Err(TryLockError::WouldBlock) => true,
+    (home.generation == generation::current()).then(|| match home.ledger.try_lock() {
+        Ok(mut ledger) => look(&mut ledger),
+        Err(TryLockError::Poisoned(poisoned)) => look(&mut poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => busy(),
     })
 }
 
-/// Returns whether [`forget_unmapped`] would wait for its own thread.
-pub(super) fn is_stuck() -> bool {
-    FORGOTTEN.is_full() && OWNER.load(Ordering::Relaxed) == thread_number()
+/// Returns whether there may be entries for the range.
+pub(super) fn may_know(range: PageRange) -> bool {
+    glance(|ledger| ledger.parts_in(range).next().is_some(), || PLACES.may_have(range))
+        .unwrap_or(false)
 }
 
-/// Drops all claims on a range that is being unmapped. Only if 4,096 such ranges wait for the next
-/// use of the ledger, this waits for it and allocates. (Not for a fork for which the thread must not
-/// wait: then the claims stay.)
+/// Drops all claims on a range that is being unmapped, at the latest when the ledger is next used.
+/// Allocates nothing and does not wait. (If 4,096 ranges are noted that cut a part or came while a
+/// thread had the ledger, the claims stay.)
 pub(super) fn forget_unmapped(range: PageRange) {
-    if !may_know(range) || FORGOTTEN.note(range) {
-        return;
-    }
-    let ledger = home_if_any().and_then(|home| fork::lock(&home.ledger));
-    if let Some(ledger) = ledger {
-        Open::new(ledger).forget_unmapped(range);
+    let is_to_be_noted = glance(|ledger| ledger.mark_gone(range), || PLACES.may_have(range));
+    if is_to_be_noted == Some(true) {
+        FORGOTTEN.note(range);
     }
 }
 
@@ -176,7 +148,7 @@ impl Ledger {
         }
         // In the order of time: a guard counts for an unmapped range with the parts that it still had
         // then.
-        let mut parts = vec![range];
+        let mut parts = Parts::of(range);
         let mut before = std::mem::take(&mut self.unmapped);
         before.sort_by_key(|gone| gone.when);
         for gone in before {
@@ -184,42 +156,63 @@ impl Ledger {
                 self.unmapped.push(gone);
                 continue;
             }
-            let mut others = vec![gone.range];
-            for part in &parts {
-                let (start, end) = (part.start.max(gone.range.start), part.end.min(gone.range.end));
-                if start >= end {
-                    continue;
-                }
-                let range = PageRange::new(start, end);
-                others = all_without(others, range);
+            let mut others = Parts::of(gone.range);
+            for range in parts.cut_out(gone.range) {
+                others.cut_out(range);
                 if gone.guards > 1 {
                     self.unmapped.push(Unmapped { range, guards: gone.guards - 1, ..gone });
                 }
             }
-            self.unmapped.extend(others.into_iter().map(|range| Unmapped { range, ..gone }));
-            parts = all_without(parts, gone.range);
+            self.unmapped.extend(others.all().map(|range| Unmapped { range, ..gone }));
         }
     }
 
     /// Returns the parts of a guard's range that have not been unmapped since it was added.
     pub fn still(&self, range: PageRange, since: u64) -> Vec<PageRange> {
-        let mut parts = vec![range];
+        let mut parts = Parts::of(range);
         for gone in self.unmapped.iter().filter(|gone| gone.when > since) {
-            parts = all_without(parts, gone.range);
+            parts.cut_out(gone.range);
         }
-        parts
+        parts.all().collect()
     }
 
-    /// Returns whether there is an entry for a part of the range. Allocates nothing.
-    fn knows(&self, range: PageRange) -> bool {
+    /// Returns the parts that reach into the range and are not gone, with their ends and claims.
+    fn parts_in(&self, range: PageRange) -> impl Iterator<Item = (usize, usize, &Claims)> {
         let before = self.parts.range(..range.start).next_back();
-        before.is_some_and(|(_, (end, _))| *end > range.start)
-            || self.parts.range(range.start..range.end).next().is_some()
+        let before = before.filter(move |(_, (end, _))| *end > range.start);
+        let inside = self.parts.range(range.start..range.end);
+        let all = before.into_iter().chain(inside).map(|(start, (end, of))| (*start, *end, of));
+        all.filter(|(_, _, claims)| !claims.gone)
+    }
+
+    /// Marks the parts that are inside the range as gone. Returns whether the range also cuts a
+    /// part, which this does not change. Allocates nothing.
+    fn mark_gone(&mut self, range: PageRange) -> bool {
+        let cuts =
+            self.parts_in(range).any(|(start, end, _)| start < range.start || end > range.end);
+        for (_, (end, claims)) in self.parts.range_mut(range.start..range.end) {
+            if *end <= range.end {
+                (claims.gone, self.has_gone) = (true, true);
+            }
+        }
+        cuts
+    }
+
+    /// Drops the claims on the parts that are gone.
+    fn forget_all_gone(&mut self) {
+        if !std::mem::take(&mut self.has_gone) {
+            return;
+        }
+        let gone = self.parts.iter().filter(|(_, (_, claims))| claims.gone);
+        let gone: Vec<_> = gone.map(|(start, (end, _))| PageRange::new(*start, *end)).collect();
+        gone.into_iter().for_each(|range| self.forget_unmapped(range));
     }
 
     /// Drops all claims on a range that is being unmapped.
     pub fn forget_unmapped(&mut self, range: PageRange) {
-        if !self.knows(range) {
+        let before = self.parts.range(..range.start).next_back();
+        let reaches_in = before.is_some_and(|(_, (end, _))| *end > range.start);
+        if !reaches_in && self.parts.range(range.start..range.end).next().is_none() {
             return;
         }
         let held = |(part, claims): (PageRange, Option<Claims>)| {
@@ -260,10 +253,10 @@ impl Ledger {
         pieces
     }
 
-    /// Returns the parts whose lock the kernel refused to lower.
-    pub fn owed(&self) -> Vec<(PageRange, Claims)> {
-        let parts = self.parts.iter().filter(|(_, (_, claims))| claims.owed);
-        parts.map(|(start, (end, claims))| (PageRange::new(*start, *end), *claims)).collect()
+    /// Returns the parts that reach into the range and whose lock the kernel refused to lower.
+    pub fn owed(&self, range: PageRange) -> Vec<(PageRange, Claims)> {
+        let parts = self.parts_in(range).filter(|(_, _, claims)| claims.owed);
+        parts.map(|(start, end, claims)| (PageRange::new(start, end), *claims)).collect()
     }
 
     /// Returns whether there is no entry.
@@ -305,6 +298,7 @@ impl Ledger {
         if claims == Claims::default() {
             return;
         }
+        PLACES.add(range);
         let (mut start, mut end) = (range.start, range.end);
         // Neighbours of one state become one part, so that the ledger stays as small as the claims.
         if let Some((left, (left_end, other))) = self.parts.range(..start).next_back() {
@@ -333,15 +327,36 @@ impl Ledger {
     }
 }
 
-/// Returns the rest of each part.
-fn all_without(parts: Vec<PageRange>, gone: PageRange) -> Vec<PageRange> {
-    parts.into_iter().flat_map(|part| without(part, gone)).flatten().collect()
-}
+/// Parts of a range: their ends, by their starts.
+struct Parts(BTreeMap<usize, usize>);
 
-/// Returns the rest of `part` on either side of `gone`.
-fn without(part: PageRange, gone: PageRange) -> [Option<PageRange>; 2] {
-    let piece = |start: usize, end: usize| (start < end).then(|| PageRange::new(start, end));
-    [piece(part.start, part.end.min(gone.start)), piece(part.start.max(gone.end), part.end)]
+impl Parts {
+    fn of(range: PageRange) -> Parts {
+        Parts(BTreeMap::from([(range.start, range.end)]))
+    }
+
+    fn all(self) -> impl Iterator<Item = PageRange> {
+        self.0.into_iter().map(|(start, end)| PageRange::new(start, end))
+    }
+
+    /// Takes a range out of the parts, and returns the pieces of it that were there.
+    fn cut_out(&mut self, range: PageRange) -> Vec<PageRange> {
+        let before = self.0.range(..range.start).next_back().filter(|(_, end)| **end > range.start);
+        let touched = before.into_iter().chain(self.0.range(range.start..range.end));
+        let touched: Vec<_> = touched.map(|(start, end)| (*start, *end)).collect();
+        let mut pieces = Vec::with_capacity(touched.len());
+        for (start, end) in touched {
+            self.0.remove(&start);
+            if start < range.start {
+                self.0.insert(start, range.start);
+            }
+            if end > range.end {
+                self.0.insert(range.end, end);
+            }
+            pieces.push(PageRange::new(start.max(range.start), end.min(range.end)));
+        }
+        pieces
+    }
 }
 
 #[cfg(test)]
@@ -427,6 +442,23 @@ mod tests {
         assert_eq!(ledger.still(range, third), [range]);
         ledger.guard_goes(range, second);
         assert!(ledger.unmapped.is_empty());
+    }
+
+    #[test]
+    fn what_goes_is_marked_where_it_is_and_a_cut_is_noted() {
+        let mut ledger = Ledger::default();
+        let one = Claims::default().taken(When::Now);
+        ledger.set(pages(10, 20), one);
+        ledger.set(pages(30, 40), one.taken(When::Now));
+        assert!(!ledger.mark_gone(pages(20, 30)) && !ledger.has_gone);
+        assert!(!ledger.mark_gone(pages(5, 20)));
+        assert!(ledger.mark_gone(pages(25, 35)), "it cuts the second part");
+        let knows = |ledger: &Ledger, range| ledger.parts_in(range).next().is_some();
+        assert!(!knows(&ledger, pages(0, 30)) && knows(&ledger, pages(29, 31)));
+        assert!(!ledger.mark_gone(pages(15, 16)), "what is gone is not cut");
+        ledger.forget_all_gone();
+        assert_eq!(ledger.all(), [(pages(30, 40), one.taken(When::Now))]);
+        assert!(!ledger.has_gone);
     }
 
     #[test]

@@ -147,7 +147,7 @@ pub unsafe fn mmap_on_fault(
         // SAFETY: no other code knows the new mapping. The caller asked for MAP_FIXED, and so
         // promises that nothing refers to the old one.
         unsafe { raw_map::move_over(range, start) }.map_err(failed)?;
-        outlive_guards(&mut ledger, PageRange::new(start, start + size));
+        begin(&mut ledger, PageRange::new(start, start + size));
         Ok(start)
     });
     if settled.is_err() {
@@ -176,19 +176,15 @@ fn charge(ledger: &mut Ledger, call: &'static str, range: PageRange) -> Result<(
             return Err(diagnose::silent(call, range, Silent::Nothing(range.start, why)));
         }
     }
-    outlive_guards(ledger, range);
+    begin(ledger, range);
     Ok(())
 }
 
-/// Notes a claim on the new mapping beside those of guards that are left over from the previous
-/// mapping here.
-fn outlive_guards(ledger: &mut Ledger, range: PageRange) {
+/// Notes the lock of a new mapping. Guards of the mapping that was there before have no claim on it.
+fn begin(ledger: &mut Ledger, range: PageRange) {
+    ledger.forget_unmapped(range);
     let base = Kinds { now: false, on_fault: true };
-    for (part, claims) in ledger.pieces(range) {
-        if let Some(claims) = claims {
-            ledger.set(part, Claims { base, ..claims });
-        }
-    }
+    ledger.set(range, Claims { base, ..Claims::default() });
 }
 
 impl Mapping {

@@ -40,6 +40,8 @@
 //! tenure does not see plain `mlock` and `munlock` calls of other code on pages that are already
 //! locked through this module. Pages that were locked before the first guard came stay locked when
 //! the last one goes.
+//! If the kernel refuses to unlock pages at a guard's end (`vm.max_map_count`), they stay locked, and a
+//! later call for a lock of them tries again. What other code has locked there since, it unlocks.
 //!
 //! # What the kernel must have
 //! `mlock2` (4.4). `PROCMAP_QUERY` (6.11) makes a lock cheaper.
@@ -84,10 +86,4 @@ pub(crate) fn forget_unmapped(range: crate::range::PageRange) {
 /// Returns whether tenure may know of a lock in the range.
 pub(crate) fn may_be_locked(range: crate::range::PageRange) -> bool {
     ledger::may_know(range)
-}
-
-/// Returns whether [`forget_unmapped`] would wait for code that the caller, a signal handler, has
-/// interrupted.
-pub(crate) fn may_not_forget() -> bool {
-    ledger::is_stuck()
 }

@@ -14,7 +14,7 @@ use crate::os::work::Work;
 use crate::os::{advise, generation, maps, page_size, HUGE_PAGE};
 use crate::range::PageRange;
 use crate::text::text;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -105,7 +105,8 @@ pub unsafe fn within(addr: *const u8, len: usize, budget: usize) -> Result<Withi
         bell: Condvar::new(),
     });
     let (windows, locks) = (Vec::new(), BTreeMap::new());
-    let mut keeper = Keeper { range, window, most, windows, locks, pagemap, look: 0 };
+    let refused = BTreeSet::new();
+    let mut keeper = Keeper { range, window, most, windows, locks, refused, pagemap, look: 0 };
     let theirs = shared.clone();
     let thread = spawn_quiet("tenure-within", move || keeper.run(&theirs)).map_err(|error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
@@ -263,6 +264,8 @@ struct Keeper {
     windows: Vec<Window>,
     /// The locked ones.
     locks: BTreeMap<usize, Lock>,
+    /// Windows that the last look was refused.
+    refused: BTreeSet<usize>,
     pagemap: Pagemap,
     look: u64,
 }
@@ -297,7 +300,7 @@ impl Keeper {
         self.look += 1;
         status.looks += 1;
         let Ok(mut used) = self.count() else { return false };
-        let any = !used.is_empty();
+        let any_locked = used.iter().any(|(number, _)| self.locks.contains_key(number));
         used.retain(|(number, _)| !self.locks.contains_key(number));
         // The busiest windows first, if not all of them fit.
         used.sort_by_key(|(_, came)| std::cmp::Reverse(*came));
@@ -310,23 +313,36 @@ impl Keeper {
             }
         }
         held.sort_by_key(|(last, _)| std::cmp::Reverse(*last));
-        for (number, _) in used {
+        let mut refused = BTreeSet::new();
+        for (number, _) in &used {
             if self.locks.len() >= self.most {
                 let Some((_, oldest)) = held.pop() else { break };
                 if !self.let_go(oldest, status) {
+                    refused.extend(used.iter().map(|(number, _)| *number));
                     break;
                 }
             }
-            let range = self.range_of(number);
+            let range = self.range_of(*number);
             match lock(range.start as *const u8, range.len(), When::OnFault) {
                 Ok(lock) => {
-                    self.locks.insert(number, lock);
+                    self.locks.insert(*number, lock);
                     status.locked_bytes += range.len() as u64;
                     status.moved_in_bytes += range.len() as u64;
                 }
-                Err(_) => status.refused += 1,
+                Err(_) => {
+                    status.refused += 1;
+                    refused.insert(*number);
+                }
             }
         }
+        // The next look sees their pages as new, and tries again.
+        for number in &refused {
+            if let (Some(at), false) = (self.find(*number), self.locks.contains_key(number)) {
+                self.windows[at].present = 0;
+            }
+        }
+        let any = used.iter().any(|(number, _)| !self.refused.contains(number)) || any_locked;
+        self.refused = refused;
         any
     }
 

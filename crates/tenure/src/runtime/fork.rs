@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub(crate) use super::fork_state::{count, gives_up, lock, look, missed, register, NoWait};
+pub(crate) use super::fork_state::{count, gives_up, look, missed, register, NoWait};
 
 /// The state of tenure's fork handlers.
 struct Watch {

@@ -9,7 +9,6 @@ use crate::os::signal::Blocked;
 use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The count of forks.
@@ -248,19 +247,6 @@ pub(crate) fn waits_now() {
 
 /// The length of one wait where [`may_not_wait_long`].
 pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(1);
-
-/// Locks data that belongs to one process alone, so that no fork holds it, unless the thread
-/// [must not wait](must_not_wait) for it.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if must_not_wait() => return None,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(SHORT_WAIT / 20),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -104,6 +104,58 @@ fn what_the_kernel_cannot_unlock_is_unlocked_later() {
     });
 }
 
+/// Ends a guard of eight pages of which the second has another guard, where the kernel splits no
+/// mapping. Pages 0 and 1 stay locked. Returns the other guard.
+fn end_at_the_limit_of_mappings(area: &Area) -> Option<lock::Lock> {
+    let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
+    let first = lock(area.page(0), 3 * PAGE, When::Now).unwrap();
+    let one = lock(area.page(1), PAGE, When::Now).unwrap();
+    let (at, len) = fill_mappings()?;
+    drop(all);
+    drop(first);
+    // SAFETY: the filler's own range.
+    assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+    Some(one)
+}
+
+#[test]
+fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
+    promised(this_test!(), || {
+        let (area, elsewhere) = (Area::new(8), Area::new(1));
+        let Some(_one) = end_at_the_limit_of_mappings(&area) else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        assert_eq!(area.held()[..2], [Full; 2], "the kernel splits no mapping");
+        area.unmap(0, 1);
+        let flags = ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: the page was unmapped just now.
+        let there = unsafe { libc::mmap(area.page(0).cast(), PAGE, RW, flags, -1, 0) };
+        assert_eq!(there, area.page(0).cast());
+        area.mlock(0, 1).unwrap();
+        drop(lock(elsewhere.page(0), PAGE, When::Now).unwrap());
+        assert_eq!(area.held()[0], Full);
+    });
+}
+
+/// The kernel would have to split the mapping.
+#[test]
+fn what_munmap_cannot_cut_stays_locked() {
+    promised(this_test!(), || {
+        let area = Area::new(8);
+        let guard = lock(area.page(0), 8 * PAGE, When::OnFault).unwrap();
+        let Some((at, len)) = fill_mappings() else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        assert_eq!(unmap(area.page(3), PAGE), Err(libc::ENOMEM));
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        lock::munlock2(area.page(0), 8 * PAGE, lock::Kinds::ALL).unwrap();
+        assert_eq!(area.held(), [OnFault; 8]);
+        drop(guard);
+        assert_eq!(area.held(), [Not; 8]);
+    });
+}
+
 #[test]
 fn a_limit_that_was_low_for_a_moment_leaves_nothing_locked() {
     promised(this_test!(), || {
@@ -152,6 +204,27 @@ fn a_budget_holds_where_the_kernel_unlocks_nothing() {
         assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
         drop(within);
         assert_eq!(area.held(), [Not; 64]);
+    });
+}
+
+#[test]
+fn a_window_that_was_refused_is_locked_later() {
+    promised(this_test!(), || {
+        or_skip!(drop_ipc_lock());
+        let (soft, area) = (soft_limit(), Area::new(64));
+        // SAFETY: the area stays as it is until the value is dropped.
+        let within = unsafe { lock::within(area.page(0), 64 * PAGE, 32 * PAGE) }.unwrap();
+        set_limit(PAGE as u64, soft);
+        // SAFETY: inside the area.
+        (0..8).for_each(|page| unsafe { area.page(page).write(1) });
+        while within.status().refused < 7 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        set_limit(soft, soft);
+        while within.status().locked_bytes < 8 * PAGE as u64 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(area.held()[..8], [OnFault; 8]);
     });
 }
 
