@@ -2106,7 +2106,7 @@ int tenure_populate_detach(struct tenure_populating *p);
  * mappings the kernel cannot say four things beforehand. After such an error other parts of the
  * range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
  * copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
- * longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+ * longer). 2. It refuses a private mapping of a device whose node lay in a tmpfs and is gone. 3. A protection
  * key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
  * lock, a seal, a mapping).
  *
@@ -2116,7 +2116,8 @@ int tenure_populate_detach(struct tenure_populating *p);
  * anonymous memory that is sealed (mseal) and not writable; shared memory whose file is sealed
  * (F_SEAL_FUTURE_WRITE) or immutable; a filter that refuses madvise.
  */
-int tenure_discard(void *addr, size_t len);
+int tenure_discard(void *addr,
+                   size_t len);
 
 /**
  * Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, until tenure_unlock.

@@ -20,6 +20,8 @@ pub(super) struct Forgotten {
     notes: [Note; MOST],
     /// The number of notes. It may be too large for a moment, and is never too small.
     count: AtomicUsize,
+    /// How often notes were taken out.
+    taken: AtomicUsize,
 }
 
 struct Note {
@@ -41,17 +43,20 @@ impl Forgotten {
             notes: [const { Note { start: AtomicUsize::new(FREE), end: AtomicUsize::new(0) } };
                 MOST],
             count: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
         }
     }
 
     /// Notes a range, unless a note has it already. `false`: there is no room.
     pub fn note(&self, range: PageRange) -> bool {
-        // A note that is being taken out is of a range that was unmapped before.
         let has = |note: &Note| {
             note.range().is_some_and(|noted| noted.start <= range.start && range.end <= noted.end)
         };
+        let taken = self.taken.load(Ordering::SeqCst);
         let first = self.count.fetch_add(1, Ordering::SeqCst);
         let is_noted = first > 0 && self.notes.iter().any(has);
+        // A note that is taken out meanwhile may have come before this unmap.
+        let is_noted = is_noted && self.taken.load(Ordering::SeqCst) == taken;
         for at in 0..if is_noted { 0 } else { MOST } {
             let note = &self.notes[(first + at) % MOST];
             let taken =
@@ -71,6 +76,7 @@ impl Forgotten {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
+        self.taken.fetch_add(1, Ordering::SeqCst);
         for note in &self.notes {
             if let Some(range) = note.range() {
                 note.start.store(FREE, Ordering::SeqCst);

@@ -26,6 +26,8 @@ pub(super) struct Ledger {
     pub owes: bool,
     /// A part may be [gone](Claims::gone).
     has_gone: bool,
+    /// It was open before.
+    is_begun: bool,
     /// The number of guards.
     guards: usize,
     /// How often a part of a guard's range was unmapped.
@@ -67,13 +69,8 @@ fn home() -> &'static Home {
         }
         let new = Box::into_raw(Box::new(Home { generation, ledger: Mutex::default() }));
         match HOME.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                // What the parent has noted is not the child's.
-                FORGOTTEN.clear();
-                PLACES.clear();
-                // SAFETY: just leaked, and never freed once it is stored.
-                return unsafe { &*new };
-            }
+            // SAFETY: just leaked, and never freed once it is stored.
+            Ok(_) => return unsafe { &*new },
             Err(other) => {
                 // SAFETY: the pointer was not stored, so only this call has it.
                 drop(unsafe { Box::from_raw(new) });
@@ -91,6 +88,11 @@ static PLACES: Places = Places::new();
 /// Returns this process's ledger. Its lock orders all changes that tenure makes to locks.
 pub(super) fn open() -> MutexGuard<'static, Ledger> {
     let mut ledger = home().ledger.lock().unwrap_or_else(PoisonError::into_inner);
+    if !std::mem::replace(&mut ledger.is_begun, true) {
+        // What the parent has noted is not the child's.
+        FORGOTTEN.clear();
+        PLACES.clear();
+    }
     ledger.forget_all_gone();
     FORGOTTEN.take_all(|range| ledger.forget_unmapped(range));
     if ledger.parts.is_empty() {
@@ -253,10 +255,13 @@ impl Ledger {
         pieces
     }
 
-    /// Returns the parts that reach into the range and whose lock the kernel refused to lower.
+    /// Returns the parts of the range whose lock the kernel refused to lower.
     pub fn owed(&self, range: PageRange) -> Vec<(PageRange, Claims)> {
         let parts = self.parts_in(range).filter(|(_, _, claims)| claims.owed);
-        parts.map(|(start, end, claims)| (PageRange::new(start, end), *claims)).collect()
+        let inside = |(start, end, claims): (usize, usize, &Claims)| {
+            (PageRange::new(start.max(range.start), end.min(range.end)), *claims)
+        };
+        parts.map(inside).collect()
     }
 
     /// Returns whether there is no entry.

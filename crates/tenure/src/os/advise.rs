@@ -91,13 +91,14 @@ pub(crate) unsafe fn remove(range: PageRange) -> Result<(), Errno> {
     advise(range, Advice::LinuxRemove)
 }
 
-/// Returns the error with which the kernel would refuse [`remove`] for the file that is mapped
-/// shared in the range, in one mapping. It removes a page far past the end of the file, where the
-/// file has nothing to lose, through a copy of the mapping. `None` also if the kernel makes no such
-/// copy (`RLIMIT_AS`, too many mappings, hugetlbfs), or if the file is longer.
+/// Returns the error with which the kernel refuses to [`remove`] a page of the file that is mapped
+/// shared in the range, in one mapping. The page lies far past the end of the file, where the file
+/// has nothing to lose, and is reached through a copy of the mapping. `EINVAL` may be of that page
+/// alone, whose offset no file has. `None` also if the kernel makes no such copy (`RLIMIT_AS`, too
+/// many mappings, hugetlbfs), or if the file is longer.
 ///
 /// A child that another thread forks meanwhile keeps the copy.
-pub(crate) fn remove_is_refused(range: PageRange) -> Option<Errno> {
+pub(crate) fn remove_is_refused(range: PageRange, readable: bool) -> Option<Errno> {
     let page = super::page_size();
     // Memory files of such lengths are rare. The second one is for a process under `RLIMIT_AS`.
     let copy = [1 << 40, 1 << 30].into_iter().find_map(|past: usize| {
@@ -109,7 +110,8 @@ pub(crate) fn remove_is_refused(range: PageRange) -> Option<Errno> {
     })?;
     let last = PageRange::new(copy.end - page, copy.end);
     // Inside a file this would succeed: it makes a missing page.
-    let refused = match populate_read(last) {
+    let there = if readable { populate_read(last) } else { populate_write(last) };
+    let refused = match there {
         // SAFETY: the kernel has no page there that it can give, so the page lies past the end of
         // the file. No process can read contents there.
         Err(Errno::FAULT) => unsafe { remove(last) }.err(),

@@ -4,7 +4,8 @@ use super::brief::{self, open_for_facts, Brief};
 use super::smaps::Entry;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{
-    fallocate, fstat, fstatfs, major, memfd_create, minor, FallocateFlags, MemfdFlags,
+    fallocate, fstat, fstatfs, major, memfd_create, minor, stat, FallocateFlags, FileType,
+    MemfdFlags,
 };
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -24,6 +25,13 @@ pub(crate) struct Facts {
     pub free: Option<u64>,
     pub tmpfs: bool,
     pub hugetlbfs: bool,
+}
+
+/// Returns whether a mapping's file, by its name and inode in `/proc/self/maps`, is a device's node.
+/// `false` also if it has no such name any more.
+pub(crate) fn is_device(name: &str, inode: u64) -> bool {
+    let is_node = |kind| matches!(kind, FileType::BlockDevice | FileType::CharacterDevice);
+    stat(name).is_ok_and(|at| at.st_ino == inode && is_node(FileType::from_raw_mode(at.st_mode)))
 }
 
 pub(crate) fn facts(fd: BorrowedFd<'_>) -> Result<Facts, Errno> {

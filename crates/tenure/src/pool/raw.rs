@@ -39,7 +39,8 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 
 /// Gives a run back.
 ///
-/// If the program has locked the run, it is unlocked: at once if tenure has locked it, and otherwise
+/// If the program has locked the run, it is unlocked (end the guards of the run before: they do not
+/// learn that it goes): at once if tenure has locked it, and otherwise
 /// when the worker offers it. It stays locked if all memory is (`mlockall`), or if a filter refuses
 /// `msync`.
 ///

@@ -6,7 +6,10 @@ use super::progress::{Progress, Report};
 use crate::error::{Error, ErrorKind};
 use crate::os::generation;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+const SHORTEST_NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 
 /// A populate that runs in threads of its own, which take no signals. Dropping it cancels the
 /// populate and waits for its current piece, some milliseconds. A piece that waits for the handler
@@ -98,7 +101,23 @@ impl Background {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn wait_timeout(&self, patience: Duration) -> bool {
-        self.is_finished() || self.job.wait(Some(patience)).is_some()
+        self.waited(Instant::now().checked_add(patience))
+    }
+
+    /// Waits until the populate is over, or until then. Returns whether it is over. It looks again
+    /// and again: a signal handler may make a child in the midst of this, where no thread would end
+    /// a wait.
+    fn waited(&self, until: Option<Instant>) -> bool {
+        let mut nap = SHORTEST_NAP;
+        while !self.is_finished() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return false;
+            }
+            std::thread::sleep(left.map_or(nap, |left| nap.min(left)));
+            nap = (nap * 2).min(LONGEST_NAP);
+        }
+        true
     }
 
     /// Waits until the populate is over, and returns its result.
@@ -120,10 +139,10 @@ impl Background {
 
     /// [`wait`](Self::wait) for an owner that keeps the populate.
     pub(crate) fn result(&self) -> std::result::Result<Report, Failed> {
+        self.waited(None);
         match self.job.outcome() {
             Some(outcome) => outcome.clone(),
-            None if self.in_child() => Err(left_behind(&self.job)),
-            None => self.job.wait(None).expect("it has ended").clone(),
+            None => Err(left_behind(&self.job)),
         }
     }
 
@@ -162,7 +181,7 @@ impl Drop for Background {
         // A child does not have the threads, and a lock of theirs may be held for good.
         if !self.detached && self.job.outcome().is_none() && !self.in_child() {
             self.job.cancel();
-            let _ = self.job.wait(None);
+            self.waited(None);
         }
     }
 }

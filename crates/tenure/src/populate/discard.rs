@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "drops what the program gives up")]
 
 use super::backing::Backing;
-use super::discard_parts::{first_that_would_stay, Part, Way};
+use super::discard_parts::{first_that_would_stay, may_be_device, Part, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::{self, Described};
 use crate::os::{advise, smaps};
@@ -39,7 +39,7 @@ use rustix::io::Errno;
 ///
 /// - it refuses one of several shared files, and tenure cannot ask with a copy of its mapping
 ///   (`RLIMIT_AS`, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB longer);
-/// - it refuses a private mapping of a device whose node lies in a tmpfs;
+/// - it refuses a private mapping of a device whose node lay in a tmpfs and is gone;
 /// - a protection key keeps a sealed mapping from being written;
 /// - another thread changes something meanwhile (a lock, a seal, a mapping).
 ///
@@ -144,6 +144,11 @@ fn planned(
     if !described.mapping.writable {
         let why = text!("the shared memory at {start:#x} is mapped read-only");
         return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
+    }
+    let has_no_name = described.name.ends_with(" (deleted)");
+    if backing == Backing::Tmpfs && has_no_name && may_be_device(part, described.mapping.readable) {
+        let why = text!("at {start:#x} is a device: discarding it loses its data");
+        return Err((ErrorKind::WrongMapping, why, "discard private mappings and memory"));
     }
     by(Way::Remove, backing)
 }

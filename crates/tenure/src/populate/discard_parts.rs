@@ -63,7 +63,10 @@ pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
     parts.iter().find_map(|part| {
         let refused = match part.way {
             Way::Drop => dropping_is_refused(part),
-            Way::Remove if files => advise::remove_is_refused(part.range),
+            Way::Remove if files && !is_watched(part.range) => {
+                advise::remove_is_refused(part.range, part.mapping.readable)
+                    .filter(|errno| *errno != Errno::INVAL)
+            }
             Way::Remove => None,
         };
         refused.map(|errno| (part, errno))
@@ -78,6 +81,20 @@ fn dropping_is_refused(part: &Part) -> Option<Errno> {
         return Some(Errno::PERM);
     }
     advise::drop_is_refused(part.range)
+}
+
+/// Returns whether a shared mapping of a tmpfs, whose file has no name any more, may be of a device's
+/// node there: a device refuses to remove what lies past its end, and a file does not.
+pub(super) fn may_be_device(part: PageRange, readable: bool) -> bool {
+    !is_watched(part) && advise::remove_is_refused(part, readable) == Some(Errno::INVAL)
+}
+
+/// Returns whether a userfaultfd watches a part of one mapping. Its owner would hear of the copy.
+fn is_watched(part: PageRange) -> bool {
+    let mut watched = false;
+    let flags = ["um", "uw", "ui"];
+    let _ = smaps::each_entry(part, |entry| watched |= flags.iter().any(|flag| entry.has(flag)));
+    watched
 }
 
 /// Returns whether a part of one mapping is sealed (`mseal`).

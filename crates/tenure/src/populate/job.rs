@@ -116,22 +116,11 @@ impl Job {
         self.outcome.get()
     }
 
-    /// Waits for the end, at most `patience`.
-    pub fn wait(&self, patience: Option<Duration>) -> Option<&Outcome> {
-        let until = patience.and_then(|p| Instant::now().checked_add(p));
-        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        while *working > 0 {
-            working = match until {
-                None => self.ended.wait(working).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    self.ended.wait_timeout(working, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+    /// Waits for the end.
+    pub fn wait(&self) -> Option<&Outcome> {
+        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let works = |working: &mut usize| *working > 0;
+        drop(self.ended.wait_while(working, works).unwrap_or_else(PoisonError::into_inner));
         self.outcome.get()
     }
 

@@ -35,7 +35,7 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
     help(&job, workers - 1, |_| Helpers::Urgent);
     job.work(|| {});
-    job.wait(None).expect("it has ended").clone()
+    job.wait().expect("it has ended").clone()
 }
 
 /// Returns whether one call is enough for the range, because it needs no plan.

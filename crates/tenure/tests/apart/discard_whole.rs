@@ -214,3 +214,65 @@ fn where_a_filter_refuses_one_kind_of_advice() {
         });
     }
 }
+
+#[test]
+fn beside_a_sealed_file_that_can_only_be_written() {
+    in_child(this_test!(), &[], || {
+        let raw = anonymous();
+        let (first, sealed) = (shared_file(), shared_file());
+        over(&raw, 1, libc::MAP_SHARED, &first);
+        over(&raw, 2, libc::MAP_SHARED, &sealed);
+        seal_file(&sealed);
+        protect(&raw, 2, libc::PROT_WRITE);
+        let error = discarded(&raw).unwrap_err();
+        assert_eq!(error.errno(), libc::EPERM, "{error}");
+        protect(&raw, 2, READ);
+        assert!((0..4 * PART).all(|page| raw.byte(page) == 7), "something is gone");
+    });
+}
+
+/// Discarding a device's blocks would lose the disk's data. (No file is attached to this one.)
+#[test]
+fn a_device_whose_node_lies_in_a_tmpfs_is_refused() {
+    in_child(this_test!(), &[], || {
+        let place = format!("/dev/shm/tenure-node-{}", std::process::id());
+        let name = std::ffi::CString::new(place.clone()).unwrap();
+        let (mode, device) = (libc::S_IFBLK | 0o600, libc::makedev(7, 251));
+        // SAFETY: the name ends with a zero. Without rights nothing is made.
+        unsafe { libc::mknod(name.as_ptr(), mode, device) };
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&place);
+        let mapped = opened
+            .map_err(|error| error.to_string())
+            .and_then(|node| Raw::try_map(PAGE, READ_WRITE, libc::MAP_SHARED, node.as_raw_fd()));
+        let refused = |raw: &Raw| discarded(raw).unwrap_err().kind();
+        let named = mapped.as_ref().ok().map(refused);
+        let _ = std::fs::remove_file(&place);
+        match mapped {
+            Ok(raw) => {
+                let both = [named, Some(refused(&raw))];
+                assert_eq!(both, [Some(ErrorKind::WrongMapping); 2]);
+            }
+            Err(reason) => skip!("no device can be mapped here: {reason}"),
+        }
+    });
+}
+
+#[test]
+fn a_file_of_a_tmpfs_is_discarded_also_without_a_name() {
+    in_child(this_test!(), &[], || {
+        let place = format!("/dev/shm/tenure-file-{}", std::process::id());
+        let Ok(file) = std::fs::File::create_new(&place).and_then(|file| {
+            file.set_len((PART * PAGE) as u64)?;
+            std::fs::OpenOptions::new().read(true).write(true).open(&place)
+        }) else {
+            skip!("/dev/shm cannot be written");
+        };
+        let raw = Raw::shared(&file, PART * PAGE);
+        for _ in 0..2 {
+            (0..PART).for_each(|page| raw.set(page, 7));
+            discarded(&raw).unwrap();
+            assert!((0..PART).all(|page| raw.byte(page) == 0));
+            let _ = std::fs::remove_file(&place);
+        }
+    });
+}

@@ -104,36 +104,31 @@ fn what_the_kernel_cannot_unlock_is_unlocked_later() {
     });
 }
 
-/// Ends a guard of eight pages of which the second has another guard, where the kernel splits no
-/// mapping. Pages 0 and 1 stay locked. Returns the other guard.
-fn end_at_the_limit_of_mappings(area: &Area) -> Option<lock::Lock> {
-    let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
-    let first = lock(area.page(0), 3 * PAGE, When::Now).unwrap();
-    let one = lock(area.page(1), PAGE, When::Now).unwrap();
-    let (at, len) = fill_mappings()?;
-    drop(all);
-    drop(first);
-    // SAFETY: the filler's own range.
-    assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
-    Some(one)
-}
-
+/// Pages whose lock the kernel refused to lower are tried again by a call about them alone.
 #[test]
 fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
     promised(this_test!(), || {
         let (area, elsewhere) = (Area::new(8), Area::new(1));
-        let Some(_one) = end_at_the_limit_of_mappings(&area) else {
+        let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
+        let five = lock(area.page(0), 5 * PAGE, When::Now).unwrap();
+        let _one = lock(area.page(4), PAGE, When::Now).unwrap();
+        let Some((at, len)) = fill_mappings() else {
             skip!("vm.max_map_count is too large to be reached here");
         };
-        assert_eq!(area.held()[..2], [Full; 2], "the kernel splits no mapping");
-        area.unmap(0, 1);
+        drop(all);
+        drop(five);
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        assert_eq!(area.held()[..5], [Full; 5], "the kernel splits no mapping");
+        area.unmap(1, 1);
         let flags = ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: the page was unmapped just now.
-        let there = unsafe { libc::mmap(area.page(0).cast(), PAGE, RW, flags, -1, 0) };
-        assert_eq!(there, area.page(0).cast());
-        area.mlock(0, 1).unwrap();
+        let there = unsafe { libc::mmap(area.page(1).cast(), PAGE, RW, flags, -1, 0) };
+        assert_eq!(there, area.page(1).cast());
+        area.mlock(1, 3).unwrap();
         drop(lock(elsewhere.page(0), PAGE, When::Now).unwrap());
-        assert_eq!(area.held()[0], Full);
+        drop(lock(area.page(0), PAGE, When::OnFault).unwrap());
+        assert_eq!(area.held()[..5], [Not, Full, Full, Full, Full]);
     });
 }
 

@@ -1,9 +1,9 @@
 //! Populating and discarding beside a program's other work: panics, other waiters, other
 //! namespaces, sandboxes that close later, partly locked memory.
 
-use crate::raw::{Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
+use crate::raw::{fill_with_zeros, watch, Raw, Touch, ANONYMOUS, MIB, PAGE, READ_WRITE};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 use tenure::populate::{discard, Access, Populate};
 use tenure::ErrorKind;
@@ -246,5 +246,73 @@ fn at_the_bound_on_mappings_a_populate_ends() {
         assert!(present_pages(first + 6 * MIB, 2 * MIB).iter().all(|there| *there));
     });
     println!("{}", result.output);
+    assert!(result.finished(), "{}\n{}", result.status, result.output);
+}
+
+static CHILD: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn fork_now(_: libc::c_int) {
+    // SAFETY: the child returns from the handler, and only waits and ends after that.
+    CHILD.store(unsafe { libc::fork() }, Ordering::SeqCst);
+}
+
+/// The handler's child is in the midst of the wait, and has no thread that would end it.
+#[test]
+fn a_handler_may_fork_in_the_midst_of_a_wait() {
+    let result = run_child(this_test!(), &[], || {
+        // A populate that takes longer than the timer: its threads wait for a page's bytes.
+        let raw = Raw::anonymous(16);
+        let watched = match watch(&raw, 0, 16, Touch::Waits) {
+            Ok(watched) => watched,
+            Err(reason) => skip!("{reason}"),
+        };
+        for end in [0, 1] {
+            let behind = Populate::new(raw.ptr(), raw.len, Access::Write).start().unwrap();
+            CHILD.store(-1, Ordering::SeqCst);
+            // SAFETY: the handler is a function that lives for ever; asks for the thread's own name.
+            let waiter = unsafe {
+                libc::signal(libc::SIGALRM, fork_now as *const () as usize);
+                libc::pthread_self()
+            };
+            let parent = std::process::id();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(100));
+                    // SAFETY: the thread waits until the pages are filled.
+                    unsafe { libc::pthread_kill(waiter, libc::SIGALRM) };
+                    while CHILD.load(Ordering::SeqCst) < 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                    fill_with_zeros(&watched, &raw);
+                });
+                // Its threads begin, so that an end must wait for them.
+                std::thread::sleep(Duration::from_millis(50));
+                match end {
+                    0 => drop(behind),
+                    _ => drop(behind.wait()),
+                }
+                while CHILD.load(Ordering::SeqCst) < 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                if std::process::id() != parent {
+                    // SAFETY: ends the child at once.
+                    unsafe { libc::_exit(0) };
+                }
+            });
+            let (child, start) = (CHILD.load(Ordering::SeqCst), std::time::Instant::now());
+            let mut status = -1;
+            // SAFETY: asks about the child made above.
+            while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+                if start.elapsed() > Duration::from_secs(20) {
+                    // SAFETY: ends the child made above.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(status, 0, "the child hung in its end {end}");
+            raw.advise(0, 16, libc::MADV_DONTNEED).unwrap();
+        }
+    });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }

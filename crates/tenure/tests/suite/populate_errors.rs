@@ -1,7 +1,7 @@
 //! The errors of populating: the page, the cause, and the work done before it. Run with all of the
 //! kernel, and again where it refuses `MADV_POPULATE_*`. Beside it the plain call's error.
 
-use super::raw::{errno, memfd, truncate, Place, Raw, ANONYMOUS, MIB, PAGE, READ_WRITE};
+use super::raw::*;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 use tenure::populate::{discard, Access, Failed, Populate};
@@ -148,49 +148,10 @@ fn secret_memory() {
     fails_at(&raw, &read(&raw), 0, ErrorKind::WrongMapping, &["secret"]);
 }
 
-#[repr(C)]
-struct UffdApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct UffdRange {
-    start: u64,
-    len: u64,
-    mode: u64,
-    out: i64,
-}
-
-/// Watches the pages for missing ones; a touch gets SIGBUS.
-fn watch(raw: &Raw, first: usize, pages: usize) -> Result<OwnedFd, String> {
-    const SIGBUS_FEATURE: u64 = 1 << 7;
-    const USER_MODE_ONLY: i64 = 1;
-    // SAFETY: plain numbers; the ioctls' arguments have the kernel's layout and outlive them.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_userfaultfd, USER_MODE_ONLY | libc::O_CLOEXEC as i64);
-        if fd < 0 {
-            return Err(format!("no userfaultfd: errno {}", errno()));
-        }
-        let fd = OwnedFd::from_raw_fd(fd as i32);
-        let mut api = UffdApi { api: 0xAA, features: SIGBUS_FEATURE, ioctls: 0 };
-        if libc::ioctl(fd.as_raw_fd(), 0xC018_AA3F_u32 as _, &mut api) != 0 {
-            return Err(format!("UFFDIO_API: errno {}", errno()));
-        }
-        let (start, len) = (raw.page(first) as u64, (pages * PAGE) as u64);
-        let mut range = UffdRange { start, len, mode: 1, out: 0 };
-        if libc::ioctl(fd.as_raw_fd(), 0xC020_AA00_u32 as _, &mut range) != 0 {
-            return Err(format!("UFFDIO_REGISTER: errno {}", errno()));
-        }
-        Ok(fd)
-    }
-}
-
 #[test]
 fn a_page_that_userfaultfd_watches() {
     let raw = Raw::anonymous(64);
-    let _fd = or_skip!(watch(&raw, 48, 8));
+    let _fd = or_skip!(watch(&raw, 48, 8, Touch::Sigbus));
     plain_fails(&raw, Access::Write, libc::EFAULT);
     fails_at(&raw, &write(&raw), 48, ErrorKind::NoBacking, &["userfaultfd"]);
 }
@@ -198,7 +159,7 @@ fn a_page_that_userfaultfd_watches() {
 #[test]
 fn a_poisoned_page() {
     let raw = Raw::anonymous(64);
-    let fd = or_skip!(watch(&raw, 48, 8));
+    let fd = or_skip!(watch(&raw, 48, 8, Touch::Sigbus));
     let mut poison = UffdRange { start: raw.page(50) as u64, len: PAGE as u64, mode: 0, out: 0 };
     // Only watched pages can be poisoned; the watch then ends.
     // SAFETY: the argument has the kernel's layout (start, len, mode, updated) and outlives the

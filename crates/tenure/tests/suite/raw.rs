@@ -196,3 +196,62 @@ impl Drop for Place {
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
+
+#[repr(C)]
+struct UffdApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+pub struct UffdRange {
+    pub start: u64,
+    pub len: u64,
+    pub mode: u64,
+    pub out: i64,
+}
+
+/// The reaction to a touch of a missing page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Touch {
+    /// The program gets SIGBUS, and the kernel an error.
+    Sigbus,
+    /// The program and the kernel wait for [`fill_with_zeros`].
+    Waits,
+}
+
+/// Watches the pages for missing ones.
+pub fn watch(raw: &Raw, first: usize, pages: usize, touch: Touch) -> Result<OwnedFd, String> {
+    const SIGBUS_FEATURE: u64 = 1 << 7;
+    const USER_MODE_ONLY: i64 = 1;
+    let (flags, features) = match touch {
+        Touch::Sigbus => (USER_MODE_ONLY, SIGBUS_FEATURE),
+        Touch::Waits => (0, 0),
+    };
+    // SAFETY: plain numbers; the ioctls' arguments have the kernel's layout and outlive them.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, flags | libc::O_CLOEXEC as i64);
+        if fd < 0 {
+            return Err(format!("no userfaultfd: errno {}", errno()));
+        }
+        let fd = OwnedFd::from_raw_fd(fd as i32);
+        let mut api = UffdApi { api: 0xAA, features, ioctls: 0 };
+        if libc::ioctl(fd.as_raw_fd(), 0xC018_AA3F_u32 as _, &mut api) != 0 {
+            return Err(format!("UFFDIO_API: errno {}", errno()));
+        }
+        let (start, len) = (raw.page(first) as u64, (pages * PAGE) as u64);
+        let mut range = UffdRange { start, len, mode: 1, out: 0 };
+        if libc::ioctl(fd.as_raw_fd(), 0xC020_AA00_u32 as _, &mut range) != 0 {
+            return Err(format!("UFFDIO_REGISTER: errno {}", errno()));
+        }
+        Ok(fd)
+    }
+}
+
+/// Fills missing pages that are watched, and wakes the threads that wait for them.
+pub fn fill_with_zeros(watch: &OwnedFd, raw: &Raw) {
+    let mut range = UffdRange { start: raw.start as u64, len: raw.len as u64, mode: 0, out: 0 };
+    // SAFETY: the argument has the kernel's layout and outlives the call.
+    unsafe { libc::ioctl(watch.as_raw_fd(), 0xC020_AA04_u32 as _, &mut range) };
+}
