@@ -44,13 +44,13 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
-    let ledger = replaces(flags).then(ledger::open);
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
     let at = at.map_err(|errno| failed("mmap", addr as usize, len, errno))?;
-    if let Some(mut ledger) = ledger {
-        // The guards of the old mapping have no claim on this one.
-        ledger.forget_unmapped(PageRange::new(at, at + len.next_multiple_of(os::page_size())));
+    if replaces(flags) {
+        // The guards of the old mapping have no claim on this one. The ledger is not held before: the
+        // reader of a userfaultfd's events may use it, and the kernel waits for that reader.
+        super::forget_unmapped(PageRange::new(at, at + len.next_multiple_of(os::page_size())));
     }
     Ok(at as *mut u8)
 }
