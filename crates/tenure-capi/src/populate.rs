@@ -460,12 +460,13 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// mappings the kernel cannot say four things beforehand. After such an error other parts of the
 /// range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
 /// copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
-/// longer). 2. It refuses a private mapping of a device whose node lay in a tmpfs and is gone. 3. A protection
+/// longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
 /// key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
 /// lock, a seal, a mapping).
 ///
-/// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; a special
-/// mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
+/// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; in a tmpfs, a
+/// device's node, or a shared file without a name of which tenure cannot tell that it is none (under a
+/// small RLIMIT_AS, a length of 1 TiB, a userfaultfd); a special mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
 /// Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped. EPERM:
 /// anonymous memory that is sealed (mseal) and not writable; shared memory whose file is sealed
 /// (F_SEAL_FUTURE_WRITE) or immutable; a filter that refuses madvise.

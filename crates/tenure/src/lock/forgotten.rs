@@ -86,10 +86,9 @@ impl Forgotten {
         }
     }
 
-    /// Drops all notes: in a child, whose parent may have forked in the midst of one.
+    /// Drops all notes. (If a child's parent forked in the midst of one, its place stays taken.)
     pub fn clear(&self) {
-        self.notes.iter().for_each(|note| note.start.store(FREE, Ordering::SeqCst));
-        self.count.store(0, Ordering::SeqCst);
+        self.take_all(|_| ());
     }
 }
 

@@ -94,11 +94,14 @@ pub(crate) unsafe fn remove(range: PageRange) -> Result<(), Errno> {
 /// Returns the error with which the kernel refuses to [`remove`] a page of the file that is mapped
 /// shared in the range, in one mapping. The page lies far past the end of the file, where the file
 /// has nothing to lose, and is reached through a copy of the mapping. `EINVAL` may be of that page
-/// alone, whose offset no file has. `None` also if the kernel makes no such copy (`RLIMIT_AS`, too
-/// many mappings, hugetlbfs), or if the file is longer.
+/// alone, whose offset no file has. `None`: the kernel makes no such copy (`RLIMIT_AS`, too many
+/// mappings, hugetlbfs), or the file is longer.
 ///
 /// A child that another thread forks meanwhile keeps the copy.
-pub(crate) fn remove_is_refused(range: PageRange, readable: bool) -> Option<Errno> {
+pub(crate) fn try_to_remove_past_end(
+    range: PageRange,
+    readable: bool,
+) -> Option<Result<(), Errno>> {
     let page = super::page_size();
     // Memory files of such lengths are rare. The second one is for a process under `RLIMIT_AS`.
     let copy = [1 << 40, 1 << 30].into_iter().find_map(|past: usize| {
@@ -111,16 +114,16 @@ pub(crate) fn remove_is_refused(range: PageRange, readable: bool) -> Option<Errn
     let last = PageRange::new(copy.end - page, copy.end);
     // Inside a file this would succeed: it makes a missing page.
     let there = if readable { populate_read(last) } else { populate_write(last) };
-    let refused = match there {
+    let removed = match there {
         // SAFETY: the kernel has no page there that it can give, so the page lies past the end of
         // the file. No process can read contents there.
-        Err(Errno::FAULT) => unsafe { remove(last) }.err(),
+        Err(Errno::FAULT) => Some(unsafe { remove(last) }),
         _ => None,
     };
     // SAFETY: the mapping was made above, and no code refers to it. A failure (too many mappings)
     // leaks address space only.
     let _ = unsafe { munmap(copy.start as *mut c_void, copy.len()) };
-    refused
+    removed
 }
 
 /// Takes a shared range's pages out of the page table. They stay in their file, memfd or tmpfs, and

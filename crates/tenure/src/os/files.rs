@@ -1,11 +1,12 @@
 //! The size, the holes and the free room of the file behind a mapping. Files of memory.
 
 use super::brief::{self, open_for_facts, Brief};
+use super::maps_line::Mapping;
 use super::smaps::Entry;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{
     fallocate, fstat, fstatfs, major, memfd_create, minor, stat, FallocateFlags, FileType,
-    MemfdFlags,
+    MemfdFlags, Stat,
 };
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -27,11 +28,15 @@ pub(crate) struct Facts {
     pub hugetlbfs: bool,
 }
 
-/// Returns whether a mapping's file, by its name and inode in `/proc/self/maps`, is a device's node.
-/// `false` also if it has no such name any more.
-pub(crate) fn is_device(name: &str, inode: u64) -> bool {
-    let is_node = |kind| matches!(kind, FileType::BlockDevice | FileType::CharacterDevice);
-    stat(name).is_ok_and(|at| at.st_ino == inode && is_node(FileType::from_raw_mode(at.st_mode)))
+/// Returns whether the file of a mapping in a tmpfs is a regular one, and no device's node. `None`: its
+/// name does not lead to it, and the kernel shows the file itself to privileged processes alone.
+pub(crate) fn is_regular(mapping: &Mapping, name: &str) -> Option<bool> {
+    let is_mapped = |at: &Stat| {
+        at.st_ino == mapping.inode && (major(at.st_dev), minor(at.st_dev)) == mapping.device
+    };
+    let itself = format!("/proc/self/map_files/{:x}-{:x}", mapping.start, mapping.end);
+    let found = stat(name).ok().filter(is_mapped).or_else(|| stat(itself).ok());
+    found.map(|at| FileType::from_raw_mode(at.st_mode) == FileType::RegularFile)
 }
 
 pub(crate) fn facts(fd: BorrowedFd<'_>) -> Result<Facts, Errno> {

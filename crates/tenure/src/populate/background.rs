@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SHORTEST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(10);
 
 /// A populate that runs in threads of its own, which take no signals. Dropping it cancels the
 /// populate and waits for its current piece, some milliseconds. A piece that waits for the handler
@@ -108,14 +108,14 @@ impl Background {
     /// and again: a signal handler may make a child in the midst of this, where no thread would end
     /// a wait.
     fn waited(&self, until: Option<Instant>) -> bool {
-        let mut nap = SHORTEST_NAP;
+        let start = Instant::now();
         while !self.is_finished() {
+            let nap = (start.elapsed() / 8).clamp(SHORTEST_NAP, LONGEST_NAP);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return false;
             }
             std::thread::sleep(left.map_or(nap, |left| nap.min(left)));
-            nap = (nap * 2).min(LONGEST_NAP);
         }
         true
     }
@@ -160,8 +160,8 @@ impl Background {
     }
 }
 
-/// The result of a wait in a child made by fork.
-fn left_behind(job: &Job) -> Failed {
+/// The result in a child made by fork.
+pub(super) fn left_behind(job: &Job) -> Failed {
     let progress = job.progress();
     let why = "the threads that did it stayed with the process that forked";
     let error = Error::new(ErrorKind::Cancelled, "populate", why, "populate again in the child")

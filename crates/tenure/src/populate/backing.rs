@@ -1,7 +1,7 @@
 //! The backing of a mapping, as far as populating depends on it.
 
 use crate::os::maps::Described;
-use crate::os::{files, internal, mounts, page_size};
+use crate::os::{internal, mounts, page_size};
 use std::fmt;
 
 /// The source of a mapping's pages.
@@ -67,10 +67,6 @@ impl Backing {
             return Backing::File(String::new());
         }
         match mounts::file_system(mapping.device) {
-            // A device's node may lie in a tmpfs, as in a container's /dev.
-            Some((kind, _)) if kind == "tmpfs" && files::is_device(name, mapping.inode) => {
-                Backing::Special
-            }
             Some((kind, _)) if kind == "tmpfs" => Backing::Tmpfs,
             Some((kind, _)) if kind == "devtmpfs" || kind == "sysfs" || kind == "proc" => {
                 Backing::Special

@@ -39,12 +39,14 @@ use rustix::io::Errno;
 ///
 /// - it refuses one of several shared files, and tenure cannot ask with a copy of its mapping
 ///   (`RLIMIT_AS`, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB longer);
-/// - it refuses a private mapping of a device whose node lay in a tmpfs and is gone;
+/// - it refuses a private mapping of a device whose node lies in a tmpfs;
 /// - a protection key keeps a sealed mapping from being written;
 /// - another thread changes something meanwhile (a lock, a seal, a mapping).
 ///
 /// The errors:
 /// - `EINVAL`: empty, unaligned or wrapping; part of it is volatile; a file on disk mapped shared;
+///   in a tmpfs, a device's node, or a shared file without a name of which tenure cannot tell that
+///   it is none (under a small `RLIMIT_AS`, a length of 1 TiB, a userfaultfd);
 ///   a special mapping; shared memory that is locked, and any locked memory before Linux 5.18; for
 ///   huge pages of a pool, a range that does not consist of whole ones.
 /// - `EACCES`: shared memory that is mapped read-only.
@@ -145,9 +147,8 @@ fn planned(
         let why = text!("the shared memory at {start:#x} is mapped read-only");
         return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
     }
-    let has_no_name = described.name.ends_with(" (deleted)");
-    if backing == Backing::Tmpfs && has_no_name && may_be_device(part, described.mapping.readable) {
-        let why = text!("at {start:#x} is a device: discarding it loses its data");
+    if backing == Backing::Tmpfs && may_be_device(part, &described.mapping, &described.name) {
+        let why = text!("at {start:#x} may be a device: discarding it would lose its data");
         return Err((ErrorKind::WrongMapping, why, "discard private mappings and memory"));
     }
     by(Way::Remove, backing)

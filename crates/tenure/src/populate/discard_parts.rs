@@ -3,7 +3,7 @@
 use super::backing::Backing;
 use crate::os::maps_line::Mapping;
 use crate::os::mlock::{self, Seen};
-use crate::os::{advise, detach, smaps};
+use crate::os::{advise, detach, files, smaps};
 use crate::range::PageRange;
 use rustix::io::Errno;
 
@@ -64,8 +64,8 @@ pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
         let refused = match part.way {
             Way::Drop => dropping_is_refused(part),
             Way::Remove if files && !is_watched(part.range) => {
-                advise::remove_is_refused(part.range, part.mapping.readable)
-                    .filter(|errno| *errno != Errno::INVAL)
+                advise::try_to_remove_past_end(part.range, part.mapping.readable)
+                    .and_then(|removed| removed.err().filter(|errno| *errno != Errno::INVAL))
             }
             Way::Remove => None,
         };
@@ -83,10 +83,18 @@ fn dropping_is_refused(part: &Part) -> Option<Errno> {
     advise::drop_is_refused(part.range)
 }
 
-/// Returns whether a shared mapping of a tmpfs, whose file has no name any more, may be of a device's
-/// node there: a device refuses to remove what lies past its end, and a file does not.
-pub(super) fn may_be_device(part: PageRange, readable: bool) -> bool {
-    !is_watched(part) && advise::remove_is_refused(part, readable) == Some(Errno::INVAL)
+/// Returns whether the file of a shared mapping in a tmpfs may be a device's node, as they lie in a
+/// container's `/dev`: its disk would lose the data. What cannot be found out counts as one.
+pub(super) fn may_be_device(part: PageRange, mapping: &Mapping, name: &str) -> bool {
+    if let Some(is_regular) = files::is_regular(mapping, name) {
+        return !is_regular;
+    }
+    // A locked part is refused later, and a copy of it would be made resident.
+    if mlock::seen(part) == Ok(Seen::Locked) {
+        return false;
+    }
+    // A device refuses to remove what lies past its end, and a file does not.
+    is_watched(part) || advise::try_to_remove_past_end(part, mapping.readable) != Some(Ok(()))
 }
 
 /// Returns whether a userfaultfd watches a part of one mapping. Its owner would hear of the copy.

@@ -6,7 +6,7 @@ use super::plan::{Plan, Step, LARGEST_OF_FILE, LARGEST_PIECE};
 use super::progress::{Counter, Progress, Report};
 use super::Access;
 use crate::os::thread::disk_reads;
-use crate::os::{files, page_size, populate as os_populate, touch, HUGE_PAGE};
+use crate::os::{files, generation, page_size, populate as os_populate, touch, HUGE_PAGE};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
 use rustix::fd::AsFd;
@@ -22,6 +22,9 @@ const FIRST_PIECE: usize = HUGE_PAGE;
 /// How long threads that start together wait for each other without sleeping: a thread starts
 /// within 0.1 ms.
 const AWAKE: Duration = Duration::from_millis(2);
+
+/// How often a thread that waits for the end looks whether it has become a child.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) type Outcome = Result<Report, Failed>;
 
@@ -116,11 +119,14 @@ impl Job {
         self.outcome.get()
     }
 
-    /// Waits for the end.
-    pub fn wait(&self) -> Option<&Outcome> {
-        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        let works = |working: &mut usize| *working > 0;
-        drop(self.ended.wait_while(working, works).unwrap_or_else(PoisonError::into_inner));
+    /// Waits for the end. `None`: a signal handler has made a child meanwhile, which this is, and
+    /// which has no threads that would end the work.
+    pub fn wait(&self, generation: u64) -> Option<&Outcome> {
+        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        while *working > 0 && generation == generation::current() {
+            let waited = self.ended.wait_timeout(working, LOOK_AGAIN);
+            working = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         self.outcome.get()
     }
 

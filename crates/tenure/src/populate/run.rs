@@ -1,12 +1,13 @@
 //! The ways to run a populate: in the caller, watched, and in the background.
 
-use super::background::Background;
+use super::background::{self, Background};
 use super::failure::{self, Failed};
 use super::job::{Job, Outcome};
 use super::plan::{self, Plan, Step};
 use super::progress::{Progress, Report};
 use super::{huge_advice, room, Access, HugePages, Populate};
 use crate::error::{Error, ErrorKind, Result};
+use crate::os::generation;
 use crate::os::populate as os_populate;
 use crate::os::thp::{self, Setting};
 use crate::os::thread::spawn_quiet;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 4 << 20;
 
 pub(super) fn run(asked: &Populate) -> Outcome {
-    let started = Instant::now();
+    let (started, generation) = (Instant::now(), generation::current());
     let call = "populate";
     let range = asked.range(call).map_err(nothing)?;
     if is_plain(asked, range) {
@@ -35,7 +36,8 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
     help(&job, workers - 1, |_| Helpers::Urgent);
     job.work(|| {});
-    job.wait().expect("it has ended").clone()
+    let outcome = job.wait(generation).cloned();
+    outcome.unwrap_or_else(|| Err(background::left_behind(&job)))
 }
 
 /// Returns whether one call is enough for the range, because it needs no plan.
