@@ -59,16 +59,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// An ordinary user's limit is 8 MiB.
-fn may_lock(bytes: usize) -> Result<(), String> {
-    let explanation = lock::explain(bytes as u64).unwrap();
-    if explanation.is_allowed() {
-        Ok(())
-    } else {
-        Err(explanation.to_string())
-    }
-}
-
 #[test]
 fn a_gradual_lock_is_there_at_once_and_whole_soon() {
     in_child(this_test!(), &[], || {

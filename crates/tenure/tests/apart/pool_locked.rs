@@ -1,7 +1,7 @@
 //! Blocks of the pool that the program has locked: each page is charged once, and a block that is
 //! given back or made smaller is charged no more.
 
-use crate::lock_kit::{held, vm_lck, Held, PAGE};
+use crate::lock_kit::{held, may_lock, vm_lck, Held, PAGE};
 use crate::pool_kit::*;
 use crate::promise_kit::waited;
 use std::ptr::NonNull;
@@ -11,15 +11,6 @@ use tenure_testkit::{in_child, or_skip, this_test};
 use Held::{Full, Not, OnFault};
 
 const MIB: usize = 1 << 20;
-
-fn may_lock(bytes: usize) -> Result<(), String> {
-    let explanation = lock::explain(bytes as u64).unwrap();
-    if explanation.is_allowed() {
-        Ok(())
-    } else {
-        Err(explanation.to_string())
-    }
-}
 
 /// Locks a block by the program's own system call.
 fn lock_raw(p: NonNull<u8>, len: usize) {

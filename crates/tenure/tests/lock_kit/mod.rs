@@ -119,6 +119,16 @@ pub fn drop_ipc_lock() -> Result<(), Unavailable> {
     Ok(())
 }
 
+/// Whether this user may lock so much. An ordinary user's limit is 8 MiB.
+pub fn may_lock(bytes: usize) -> Result<(), String> {
+    let explanation = tenure::lock::explain(bytes as u64).unwrap();
+    if explanation.is_allowed() {
+        Ok(())
+    } else {
+        Err(explanation.to_string())
+    }
+}
+
 pub fn set_limit(soft: u64, hard: u64) {
     let limit = Rlimit { current: Some(soft), maximum: Some(hard) };
     setrlimit(Resource::Memlock, limit).unwrap();
