@@ -271,22 +271,7 @@ pub(super) fn give_back_whole(
     range: PageRange,
     since: u64,
 ) -> std::result::Result<(), NotLowered> {
-    let still = ledger.still(range, since);
-    let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
-    let claimed = || pieces.iter().filter_map(|(part, claims)| Some((*part, (*claims)?)));
-    let after = |claims: Claims| claims.given_back(When::OnFault);
-    for (done, (part, claims)) in claimed().enumerate() {
-        if after(claims).wanted() == claims.wanted() {
-            continue;
-        }
-        if let Err(error) = weaken(part, after(claims).wanted()) {
-            for (part, claims) in claimed().take(done + 1) {
-                let _ = strengthen(part, claims.wanted());
-            }
-            return Err(error);
-        }
-    }
-    claimed().for_each(|(part, claims)| ledger.set(part, after(claims)));
+    lower_whole(ledger, range, since, |claims| claims.given_back(When::OnFault))?;
     ledger.guard_goes(range, since);
     Ok(())
 }
@@ -298,31 +283,41 @@ pub(super) fn downgrade(
     range: PageRange,
     since: u64,
 ) -> std::result::Result<(), NotLowered> {
+    lower_whole(ledger, range, since, |claims| claims.given_back(When::Now).taken(When::OnFault))
+}
+
+/// Changes a guard's claims by `after`, where the kernel lowers all locks for that.
+fn lower_whole(
+    ledger: &mut Ledger,
+    range: PageRange,
+    since: u64,
+    after: impl Fn(Claims) -> Claims,
+) -> std::result::Result<(), NotLowered> {
     let still = ledger.still(range, since);
-    let pieces: Vec<_> = still.into_iter().flat_map(|part| ledger.pieces(part)).collect();
-    let after = |claims: Claims| claims.given_back(When::Now).taken(When::OnFault);
-    let falls = |claims: &Claims| after(*claims).wanted() < claims.wanted();
-    // All parts go to one level, so neighbours are changed by one call, which usually fails before
-    // it changes anything.
-    let parts = join(
-        pieces
-            .iter()
-            .filter(|(_, claims)| claims.as_ref().is_some_and(falls))
-            .map(|(part, _)| part),
-    );
-    for (done, part) in parts.iter().enumerate() {
-        if let Err(error) = weaken(*part, Level::OnFault) {
-            for part in &parts[..=done] {
-                let _ = strengthen(*part, Level::Full);
+    let pieces = still.into_iter().flat_map(|part| ledger.pieces(part));
+    let claimed: Vec<_> = pieces.filter_map(|(part, claims)| Some((part, claims?))).collect();
+    // Neighbours that change alike are changed by one call, which usually fails before it changes
+    // anything.
+    let mut lowered: Vec<(PageRange, Level, Level)> = Vec::new();
+    for (part, claims) in &claimed {
+        let (from, to) = (claims.wanted(), after(*claims).wanted());
+        match lowered.last_mut() {
+            _ if to >= from => {}
+            Some((last, f, t)) if last.end == part.start && (*f, *t) == (from, to) => {
+                last.end = part.end;
+            }
+            _ => lowered.push((*part, from, to)),
+        }
+    }
+    for (done, (part, _, to)) in lowered.iter().enumerate() {
+        if let Err(error) = weaken(*part, *to) {
+            for (part, from, _) in &lowered[..=done] {
+                let _ = strengthen(*part, *from);
             }
             return Err(error);
         }
     }
-    for (part, claims) in pieces {
-        if let Some(claims) = claims {
-            ledger.set(part, after(claims));
-        }
-    }
+    claimed.into_iter().for_each(|(part, claims)| ledger.set(part, after(claims)));
     Ok(())
 }
 

@@ -122,7 +122,8 @@ impl Places {
     }
 
     pub fn clear(&self) {
-        self.0.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+        // The ledger's lock orders this with `add`.
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
 
