@@ -83,7 +83,7 @@ fn what_munmap_refuses_stays_locked_until_its_guards_end() {
 #[test]
 fn what_the_kernel_cannot_unlock_is_unlocked_later() {
     promised(this_test!(), || {
-        let area = Area::new(62);
+        let area = Area::apart(62);
         let all = lock(area.page(0), 62 * PAGE, When::OnFault).unwrap();
         let one = lock(area.page(30), PAGE, When::OnFault).unwrap();
         let Some((at, len)) = fill_mappings() else {
@@ -108,7 +108,7 @@ fn what_the_kernel_cannot_unlock_is_unlocked_later() {
 #[test]
 fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
     promised(this_test!(), || {
-        let (area, elsewhere) = (Area::new(8), Area::new(1));
+        let (area, elsewhere) = (Area::apart(8), Area::new(1));
         let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
         let five = lock(area.page(0), 5 * PAGE, When::Now).unwrap();
         let _one = lock(area.page(4), PAGE, When::Now).unwrap();
@@ -136,7 +136,7 @@ fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
 #[test]
 fn what_munmap_cannot_cut_stays_locked() {
     promised(this_test!(), || {
-        let area = Area::new(8);
+        let area = Area::apart(8);
         let guard = lock(area.page(0), 8 * PAGE, When::OnFault).unwrap();
         let Some((at, len)) = fill_mappings() else {
             skip!("vm.max_map_count is too large to be reached here");
@@ -174,7 +174,7 @@ fn a_limit_that_was_low_for_a_moment_leaves_nothing_locked() {
 #[test]
 fn a_budget_holds_where_the_kernel_unlocks_nothing() {
     promised(this_test!(), || {
-        let area = Area::new(64);
+        let area = Area::apart(64);
         let budget = 16 * PAGE;
         // SAFETY: the area stays as it is until the value is dropped.
         let within = unsafe { lock::within(area.page(0), 64 * PAGE, budget) }.unwrap();

@@ -64,6 +64,16 @@ impl Area {
         Ok(Area { at: at as usize, pages })
     }
 
+    /// Between two pages that stay when the area ends. The kernel joins it with no neighbour, so each
+    /// change of a part needs one mapping more.
+    pub fn apart(pages: usize) -> Area {
+        let whole = Area::with(pages + 2, libc::PROT_NONE, ANONYMOUS, -1).unwrap();
+        let area = Area { at: std::mem::ManuallyDrop::new(whole).at + PAGE, pages };
+        // SAFETY: the test's own mapping, which is new.
+        done(unsafe { libc::mprotect(area.page(0).cast(), pages * PAGE, RW) }).unwrap();
+        area
+    }
+
     pub fn page(&self, i: usize) -> *mut u8 {
         (self.at + i * PAGE) as *mut u8
     }
