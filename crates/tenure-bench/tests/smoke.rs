@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tenure::{pool, retire, Volatile};
 use tenure_bench::{list, run_to, Options};
-use tenure_testkit::hugetlb::Turn;
+use tenure_testkit::hugetlb;
 use tenure_testkit::{in_child, sweep, this_test, LeakCheck};
 
 tenure_testkit::plain_output!();
@@ -92,7 +92,7 @@ macro_rules! benches {
             #[test]
             fn $test() {
                 in_child(this_test!(), &[], || {
-                    let _turn = RAISING.contains(&$name).then(Turn::take);
+                    let _turn = RAISING.contains(&$name).then(hugetlb::turn);
                     bench($name, $check, $leaks);
                 });
             }

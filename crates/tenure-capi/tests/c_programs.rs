@@ -10,11 +10,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
-use tenure_testkit::skip;
+use tenure_testkit::{output_within, skip};
 
 /// The exit code of a program that cannot do its work on this machine. It prints the reason on
 /// standard error.
 const SKIPPED: i32 = 77;
+/// The time of a program that does not hang.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// The libraries that Rust's standard library needs, for programs that link the static library.
 const STATIC_NEEDS: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 
@@ -98,7 +100,7 @@ impl Program<'_> {
                 let mut command = Command::new(program);
                 command.env_remove("LD_LIBRARY_PATH").env_remove("TENURE_PURGE");
                 command.env_remove("TENURE_OFFER_AFTER_MS").envs(self.env.iter().copied());
-                Ok::<_, String>(command.output().unwrap())
+                Ok::<_, String>(output_within(&mut command, PATIENCE).unwrap())
             };
             scope.spawn(start).join().expect("it does not panic")
         })?;

@@ -10,6 +10,7 @@ use tenure::populate::{Access, Failed, HugePages, Limiting, Populate, Progress, 
 use tenure::{ErrorKind, Mapping, PageSize};
 use tenure_testkit::pages::{smaps_of, smaps_over};
 use tenure_testkit::seccomp::{Call, Errno, NthFailure, When};
+use tenure_testkit::setting::Setting;
 use tenure_testkit::{or_skip, run_child, skip, this_test, LeakCheck, MemoryCgroup};
 
 const GIB: usize = 1 << 30;
@@ -274,33 +275,13 @@ fn huge_pages_are_advised_first() {
     assert_eq!(huge(map.as_ptr() as usize), 0);
 }
 
-/// A setting of the system, restored on drop.
-struct Setting(&'static str, String);
-
-impl Setting {
-    fn set(path: &'static str, value: &str) -> Result<Setting, String> {
-        let error = |e| format!("{path} cannot be set: {e}");
-        let before = std::fs::read_to_string(path).map_err(error)?;
-        let word = before.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-        let word = word.map(|(word, _)| word.to_owned()).ok_or("it has no word in brackets")?;
-        std::fs::write(path, value).map_err(error)?;
-        Ok(Setting(path, word))
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        let _ = std::fs::write(self.0, &self.1);
-    }
-}
-
 /// Shared memory has a setting of its own, and this order applies, too.
 #[test]
 fn huge_pages_of_shared_memory_are_advised_first() {
-    let setting =
-        or_skip!(Setting::set("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise"));
     // In a child: the setting is remembered.
     let result = run_child(this_test!(), &[], || {
+        let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        let _setting = or_skip!(Setting::change(file, "advise"));
         let fresh = || Raw::shared(&raw::memfd(16 * MIB, 0).unwrap(), 16 * MIB);
         let huge = |raw: &Raw| {
             let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -326,7 +307,6 @@ fn huge_pages_of_shared_memory_are_advised_first() {
         }
         assert_eq!(huge(&raw), 16 * MIB);
     });
-    drop(setting);
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }
 

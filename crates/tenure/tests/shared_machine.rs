@@ -1,40 +1,16 @@
-//! Shared volatile memory under other settings of the machine: huge pages, swap. One test at a
-//! time.
+//! Shared volatile memory under other settings of the machine: huge pages, swap.
 
 #[macro_use]
 mod promise_kit;
 
 use promise_kit::*;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Mutex, PoisonError};
 use tenure::shared::SharedVolatile;
+use tenure_testkit::setting::{Setting, Turn};
 use tenure_testkit::zram::ZramSwap;
 use tenure_testkit::{or_skip, this_test};
 
-/// The settings belong to the whole machine.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// The setting of huge pages for shared memory, until it is dropped.
-struct Setting(String);
-
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-
-impl Setting {
-    fn set(word: &str) -> Result<Setting, String> {
-        let error = |e| format!("{SETTING} cannot be set: {e}");
-        let before = std::fs::read_to_string(SETTING).map_err(error)?;
-        let chosen = before.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-        let (chosen, _) = chosen.ok_or("it has no word in brackets")?;
-        std::fs::write(SETTING, word).map_err(error)?;
-        Ok(Setting(chosen.to_owned()))
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        let _ = std::fs::write(SETTING, &self.0);
-    }
-}
 
 /// KiB that the file has in memory.
 fn allocated(shared: &SharedVolatile) -> i64 {
@@ -60,14 +36,10 @@ fn first_byte(shared: &SharedVolatile, chunk: usize) -> Option<u8> {
 }
 
 fn with_setting(test: &str, word: &str, body: impl FnOnce()) {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let setting = or_skip!(Setting::set(word));
-    // This process restores it, whatever happens to the child.
-    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| promised(test, body)));
-    drop(setting);
-    if let Err(panic) = done {
-        std::panic::resume_unwind(panic);
-    }
+    promised(test, || {
+        let _setting = or_skip!(Setting::change(SETTING, word));
+        body();
+    });
 }
 
 #[test]
@@ -133,9 +105,9 @@ fn chunks_are_not_joined_where_huge_pages_follow_the_size() {
 
 #[test]
 fn what_is_swapped_out_is_intact_and_its_purge_gives_the_swap_back() {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     drop(or_skip!(ZramSwap::create(64 << 20)));
     promised(this_test!(), || {
+        let _unchanged = Turn::take(SETTING).ok();
         let swap = ZramSwap::create(64 << 20).unwrap();
         let shared = SharedVolatile::new(4 << 20).unwrap();
         let refilled = SharedVolatile::builder(4 << 20).refill(|_, bytes| {

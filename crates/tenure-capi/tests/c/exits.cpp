@@ -168,7 +168,6 @@ int main()
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            alarm(60);
             static Holder in_child;
             CHECK(std::atexit(at_exit) == 0 && std::at_quick_exit(at_quick_exit_too) == 0);
             pthread_t thread;

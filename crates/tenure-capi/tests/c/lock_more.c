@@ -149,7 +149,6 @@ static void *look_for_ever(void *handles)
 /* Has none of the locks, and does not wait for a thread of its parent's. */
 static void child(struct handles h, char *p)
 {
-    alarm(20);
     struct tenure_populate_progress progress;
     struct tenure_within_status status;
     look(h, &progress, &status);

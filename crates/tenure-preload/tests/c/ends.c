@@ -59,7 +59,6 @@ static void *forks(void *unused) {
     pid_t child = fork();
     CHECK(child >= 0);
     if (!child) {
-        alarm(60);
         use(1);
         CHECK(pthread_create(&thread, NULL, last, NULL) == 0);
         pthread_exit(NULL);
@@ -72,7 +71,6 @@ int main(int count, char **arguments) {
     const char *way = count > 1 ? arguments[1] : "pthread_exit";
     pthread_t thread;
     main_thread = pthread_self();
-    alarm(60);
     /* Makes the library start its thread, if it starts one. */
     for (int n = 0; n < 40; n++)
         use(n);

@@ -48,7 +48,6 @@ int main(void) {
     pthread_t thread;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-    alarm(100);
     /* Afterwards the library has a pool, memory to retire, and a worker. */
     for (int n = 0; n < 3; n++) {
         free(memset(malloc(LARGE), 1, LARGE));

@@ -1,10 +1,9 @@
-/* Loads plugins. If one of them waits for ever the program is killed. */
+/* Loads plugins. If one of them waits for ever, the test kills the program. */
 #include "check.h"
 #include <dlfcn.h>
 
 int main(int count, char **names) {
     for (int n = 1; n < count; n++) {
-        alarm(20);
         CHECK(dlopen(names[n], RTLD_NOW));
         puts("loaded");
     }

@@ -77,7 +77,6 @@ int main(int count, char **arguments) {
     CHECK(pthread_create(&threads[0], NULL, streams ? read_lines : allocate, NULL) == 0);
     CHECK(pthread_create(&threads[1], NULL, streams ? flush : allocate, NULL) == 0);
     time_t until = time(NULL) + 10;
-    alarm(60);
     for (int n = 0; n < sweep(FORKS, 10 * FORKS) && time(NULL) < until; n++) {
         pid_t child = fork();
         if (child == 0) {

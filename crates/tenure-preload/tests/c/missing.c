@@ -87,7 +87,6 @@ static void check_child(void) {
 
 int main(void) {
     pthread_t thread;
-    alarm(60);
     open_watch(0);
     if (watch < 0) {
         puts("no userfaultfd");

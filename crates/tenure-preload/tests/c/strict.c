@@ -28,7 +28,6 @@ static void child_of_vfork_enters(int by_prctl) {
 int main(int count, char **arguments) {
     char *blocks[BLOCKS];
     int by_prctl = count > 1 && !strcmp(arguments[1], "prctl");
-    alarm(60);
     CHECK(mallopt(M_MMAP_THRESHOLD, (int)MIB) == 1 && mallopt(M_TRIM_THRESHOLD, 1 << 28) == 1);
     for (int round = 0; round < 20; round++) {
         for (int n = 0; n < BLOCKS; n++) {

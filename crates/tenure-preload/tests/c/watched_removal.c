@@ -5,7 +5,6 @@
 #include <sys/ioctl.h>
 
 int main(void) {
-    alarm(60);
     int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_REMOVE, 0};
     if (fd < 0 || ioctl(fd, UFFDIO_API, &api)) {

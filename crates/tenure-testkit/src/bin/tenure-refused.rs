@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 use tenure_testkit::refused::expected::List;
-use tenure_testkit::refused::setting::Setting;
 use tenure_testkit::refused::suite::{judge, Outcomes, Program, Verdict};
 use tenure_testkit::refused::{profile, Profile, PROFILES};
+use tenure_testkit::setting::Setting;
 
 const USAGE: &str = "usage: tenure-refused [--profiles NAME,NAME…] [--programs NAME,NAME…] [--built FOLDER] [--machine]
   --profiles  those of tenure-under-filter; without it, all of them

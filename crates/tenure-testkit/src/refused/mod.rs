@@ -4,7 +4,6 @@ mod capabilities;
 pub mod expected;
 mod lists;
 mod profiles;
-pub mod setting;
 pub mod suite;
 
 pub use capabilities::{capability, Capability, Manner, CAPABILITIES};

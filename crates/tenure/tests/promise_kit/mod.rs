@@ -98,14 +98,34 @@ pub fn watchdog() {
         while !deadline.is_over() && start.elapsed() < LONGEST {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let text = b"HANG: the body did not end in time\n";
+        let text = b"HANG: the body did not end in time. Its threads:\n";
         // SAFETY: a constant is written, without a lock that a hanging thread may hold; then the
         // process ends at once.
         unsafe {
             libc::write(2, text.as_ptr().cast(), text.len());
+            print_threads();
             libc::_exit(1)
         };
     });
+}
+
+/// Prints what the kernel shows of this process's threads. Allocates nothing, and runs no fork
+/// handlers: a hanging thread may have their locks.
+fn print_threads() {
+    let script = c"for t in /proc/$PPID/task/*; do cd $t && echo $(cat comm wchan) $(cat syscall) \
+        $(grep -E '^(State|SigPnd|SigBlk)' status); done >&2";
+    let arguments = [c"sh".as_ptr(), c"-c".as_ptr(), script.as_ptr(), std::ptr::null()];
+    let (mut child, no_environment) = (0, [std::ptr::null_mut()]);
+    // SAFETY: strings and lists that live through the call, and end with a zero. The child is this
+    // function's own.
+    unsafe {
+        let (actions, attributes) = (std::ptr::null(), std::ptr::null());
+        let (sh, arguments) = (c"/bin/sh".as_ptr(), arguments.as_ptr().cast());
+        let environment = no_environment.as_ptr();
+        if libc::posix_spawn(&mut child, sh, actions, attributes, arguments, environment) == 0 {
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+    }
 }
 
 /// Private memory in base pages; every byte of page `i` is [`byte`]`(i)`.

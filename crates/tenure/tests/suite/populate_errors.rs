@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 use tenure::populate::{discard, Access, Failed, Populate};
 use tenure::{ErrorKind, Status};
-use tenure_testkit::hugetlb::Turn;
+use tenure_testkit::hugetlb::MoreHugePages;
 use tenure_testkit::{or_skip, skip, Deadline};
 
 fn madvise_populates() -> bool {
@@ -295,25 +295,15 @@ fn a_full_disk() {
     }
 }
 
-/// The number of huge pages, restored on drop; one test at a time, over all processes.
-struct Pool(String, #[allow(dead_code)] Turn);
-
 const NR_HUGEPAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-impl Pool {
-    fn of(pages: usize) -> Result<Pool, String> {
-        let error = |e| format!("the pool of huge pages cannot be set: {e}");
-        let alone = Turn::take().map_err(|unavailable| unavailable.to_string())?;
-        let before = std::fs::read_to_string(NR_HUGEPAGES).map_err(error)?;
-        if before.trim() != "0" {
-            return Err("the pool of huge pages is in use".into());
-        }
-        std::fs::write(NR_HUGEPAGES, pages.to_string()).map_err(error)?;
-        let pool = Pool(before, alone);
-        match std::fs::read_to_string(NR_HUGEPAGES).map_err(error)?.trim() {
-            got if got == pages.to_string() => Ok(pool),
-            got => Err(format!("only {got} huge pages could be had")),
-        }
+/// A pool of so many huge pages, which no other program uses.
+fn pool_of(pages: usize) -> Result<MoreHugePages, String> {
+    let pool = MoreHugePages::add(pages).map_err(|unavailable| unavailable.to_string())?;
+    let error = |e| format!("the pool of huge pages cannot be read: {e}");
+    match std::fs::read_to_string(NR_HUGEPAGES).map_err(error)?.trim() {
+        got if got == pages.to_string() => Ok(pool),
+        got => Err(format!("the pool has {got} huge pages, not the {pages} of this test alone")),
     }
 }
 
@@ -329,16 +319,10 @@ fn until_free(pages: usize) {
     }
 }
 
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = std::fs::write(NR_HUGEPAGES, &self.0);
-    }
-}
-
 #[test]
 fn a_pool_of_huge_pages_used_up() {
     const HUGE: usize = 2 * MIB;
-    let _pool = or_skip!(Pool::of(3));
+    let _pool = or_skip!(pool_of(3));
     let flags = ANONYMOUS | libc::MAP_HUGETLB;
     for access in [Access::Write, Access::Read] {
         let raw = Raw::try_map(5 * HUGE, READ_WRITE, flags, -1).unwrap();
@@ -368,7 +352,7 @@ fn a_pool_of_huge_pages_used_up() {
 #[test]
 fn huge_pages_of_the_pool_come_and_go() {
     const HUGE: usize = 2 * MIB;
-    let _pool = or_skip!(Pool::of(4));
+    let _pool = or_skip!(pool_of(4));
     let fd = memfd(4 * HUGE, libc::MFD_HUGETLB).unwrap();
     // One at a time: pages that the shared one reserves are not available to the other.
     for shared in [false, true] {

@@ -6,9 +6,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 use tempfile::TempDir;
 use tenure_testkit::build::{compiler, libraries_of, text};
-use tenure_testkit::{is_whole, sweep};
+use tenure_testkit::{is_whole, output_within, sweep};
 
 /// A compiled program of `tests/c`. Without a compiler the test is skipped.
 #[allow(unused_macros)]
@@ -204,8 +205,7 @@ pub fn preload(command: &mut Command, options: &[(&str, &str)], beneath: Option<
     command.env("LD_PRELOAD", list).envs(options.iter().copied());
 }
 
-/// Runs a command that must succeed. A command that hangs is killed after two minutes. `timeout`
-/// runs without the library: `env` sets it for the program alone.
+/// Runs a command that must succeed.
 #[track_caller]
 pub fn done(about: &str, command: &mut Command) -> Output {
     let output = attempt(command);
@@ -213,28 +213,7 @@ pub fn done(about: &str, command: &mut Command) -> Output {
     output
 }
 
-/// Runs a command.
+/// Runs a command. If it hangs, it is killed.
 pub fn attempt(command: &mut Command) -> Output {
-    let mut timed = Command::new("timeout");
-    timed.args(["-s", "KILL", "120", "env"]);
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) if name == "LD_PRELOAD" => {
-                let mut setting = OsString::from("LD_PRELOAD=");
-                setting.push(value);
-                timed.arg(setting);
-            }
-            Some(value) => {
-                timed.env(name, value);
-            }
-            None => {
-                timed.env_remove(name);
-            }
-        }
-    }
-    timed.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-    if let Some(dir) = command.get_current_dir() {
-        timed.current_dir(dir);
-    }
-    timed.output().expect("it starts")
+    output_within(command, Duration::from_secs(120)).expect("it starts")
 }

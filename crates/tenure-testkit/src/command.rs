@@ -1,0 +1,79 @@
+//! Programs that tests start.
+
+use crate::Deadline;
+use rustix::process::{kill_process_group, Pid, Signal};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::time::Duration;
+
+/// How often the deadline is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs a program without input to its end, with the processes that it starts in its group, and
+/// returns its output. If it hangs, they are killed: after `limit`, and the time for which the machine
+/// [stalls](Deadline). A bound inside the program would know nothing of such stalls.
+///
+/// # Errors
+/// As [`Command::output`].
+pub fn output_within(command: &mut Command, limit: Duration) -> io::Result<Output> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.process_group(0).spawn()?;
+    let group = Pid::from_child(&child);
+    let (send, ended) = channel();
+    std::thread::spawn(move || send.send(child.wait_with_output()));
+    let deadline = Deadline::after(limit);
+    let mut is_killed = false;
+    loop {
+        match ended.recv_timeout(LOOK) {
+            Ok(output) => {
+                let mut output = output?;
+                if is_killed {
+                    let text = format!("\nIt was killed: it did not end in {limit:?}.\n");
+                    output.stderr.extend(text.into_bytes());
+                }
+                return Ok(output);
+            }
+            Err(RecvTimeoutError::Timeout) if !is_killed && deadline.is_over() => {
+                is_killed = kill_process_group(group, Signal::KILL).is_ok();
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("the thread that waits for the program has ended"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::time::Instant;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_ends_in_time_keeps_its_output() {
+        let mut command = Command::new("sh");
+        let output =
+            output_within(command.args(["-c", "echo out; echo err >&2; exit 3"]), LONG).unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+        assert!(output_within(&mut Command::new("/there/is/none"), LONG).is_err());
+    }
+
+    /// Also a process that the program has started, and that keeps its output open.
+    #[test]
+    fn what_hangs_is_killed_with_what_it_has_started() {
+        let began = Instant::now();
+        let mut command = Command::new("sh");
+        let command = command.args(["-c", "sleep 1000 & echo started; sleep 1000"]);
+        let output = output_within(command, Duration::from_millis(300)).unwrap();
+        assert_eq!(output.status.signal(), Some(9));
+        assert_eq!(output.stdout, b"started\n");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("did not end in 300ms"));
+        assert!(began.elapsed() < Duration::from_secs(900));
+    }
+}
