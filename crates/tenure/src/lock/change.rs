@@ -317,7 +317,12 @@ fn lower_whole(
             return Err(error);
         }
     }
-    claimed.into_iter().for_each(|(part, claims)| ledger.set(part, after(claims)));
+    for (part, claims) in claimed {
+        let mut after = after(claims);
+        // Where the lock was lowered just now, nothing is owed any more.
+        after.owed &= after.wanted() >= claims.wanted();
+        ledger.set(part, after);
+    }
     Ok(())
 }
 

@@ -132,6 +132,27 @@ fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
     });
 }
 
+#[test]
+fn what_other_code_locks_after_a_guard_was_weakened_is_its_own() {
+    promised(this_test!(), || {
+        let area = Area::apart(8);
+        let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
+        let _two = lock(area.page(2), 2 * PAGE, When::OnFault).unwrap();
+        let Some((at, len)) = fill_mappings() else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        drop(all);
+        let mut now = lock(area.page(2), 2 * PAGE, When::Now).unwrap();
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        now.set(When::OnFault).unwrap();
+        assert_eq!(area.held()[2..4], [OnFault; 2]);
+        area.mlock(2, 2).unwrap();
+        drop(lock(area.page(2), 2 * PAGE, When::OnFault).unwrap());
+        assert_eq!(area.held()[2..4], [Full; 2]);
+    });
+}
+
 /// The kernel would have to split the mapping.
 #[test]
 fn what_munmap_cannot_cut_stays_locked() {

@@ -1,6 +1,6 @@
 //! Volatile memory when the process runs out of mappings (`vm.max_map_count`).
 
-use std::time::{Duration, Instant};
+use crate::promise_kit::waited;
 use tenure::volatile;
 use tenure::{ErrorKind, Mapping, Outcome, PageSize};
 use tenure_testkit::{pages, run_child, skip, this_test};
@@ -123,11 +123,7 @@ fn offers_begin_again_when_there_are_mappings() {
         let offer = || unsafe { volatile::offer_now(part, 4 * PAGE) };
         assert_eq!(offer().map_err(|error| error.kind()), Err(ErrorKind::TooManyMappings));
         drop(crowded);
-        let start = Instant::now();
-        while let Err(error) = offer() {
-            assert!(start.elapsed() < Duration::from_secs(10), "{error}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        assert!(waited(|| offer().is_ok()), "{:?}", offer());
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);
 }

@@ -1,7 +1,7 @@
 //! No system call for marks, pins and gets of intact memory; an idle worker costs nothing.
 
 use crate::promise_kit::{never_offer, promised, waited};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tenure::volatile::{self, Settings};
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{counting_syscalls, Call, Errno, Filter};
@@ -88,11 +88,7 @@ fn an_idle_keeper_rests() {
     undisturbed(this_test!(), pressure, || {
         let object = Volatile::new(1 << 20).unwrap();
         // Offered, and nothing to do from then on.
-        let start = Instant::now();
-        while tenure::stats().offered == 0 {
-            assert!(start.elapsed() < Duration::from_secs(5));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        assert!(waited(|| tenure::stats().offered > 0));
         std::thread::sleep(Duration::from_millis(300));
         let (rounds, ticks) = (tenure::stats().total.keeper_rounds, keeper_ticks());
         std::thread::sleep(Duration::from_secs(4));
@@ -108,11 +104,7 @@ fn an_idle_keeper_rests() {
         assert_eq!(tenure::stats().total.keeper_rounds, rounds);
         // It wakes again for the next one.
         let _object = Volatile::new(1 << 20).unwrap();
-        let start = Instant::now();
-        while tenure::stats().offered == 0 {
-            assert!(start.elapsed() < Duration::from_secs(5));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        assert!(waited(|| tenure::stats().offered > 0));
     });
 }
 

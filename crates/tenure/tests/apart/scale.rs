@@ -1,6 +1,6 @@
 //! A million ranges at once; the kernel's mapping count; no leak.
 
-use crate::promise_kit::never_offer;
+use crate::promise_kit::{never_offer, waited};
 use std::time::{Duration, Instant};
 use tenure::volatile;
 use tenure::{Cache, ErrorKind, Mapping, Outcome, PageSize, Volatile};
@@ -96,11 +96,8 @@ fn neighbours_marked_apart_are_one_mapping_to_the_kernel() {
             // SAFETY: inside the mapping, which lives on.
             unsafe { volatile::mark(map.as_mut_ptr().add(i * PAGE), PAGE).unwrap() };
         }
-        let start = Instant::now();
-        while tenure::stats().offered_bytes < (count * PAGE) as u64 {
-            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", tenure::stats());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let all = || tenure::stats().offered_bytes >= (count * PAGE) as u64;
+        assert!(waited(all), "{:?}", tenure::stats());
         let grown = pages::map_count().saturating_sub(before);
         assert!(grown <= 40, "the kernel's mapping count grew by {grown}");
     });
