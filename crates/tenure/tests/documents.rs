@@ -79,6 +79,29 @@ fn source_files_that_are_named_exist() {
     }
 }
 
+/// `cargo test` refuses to run at all if it is given a test program that does not exist.
+#[test]
+fn test_programs_that_are_named_exist() {
+    let of = |folder: &str| fs::read_dir(root().join(folder)).unwrap().map(|at| at.unwrap().path());
+    let scripts = [of(".ci"), of("packaging")].into_iter().flatten().filter(|path| path.is_file());
+    let mut named = 0;
+    for path in documents().into_iter().chain(scripts) {
+        let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+        for rest in text.split("--test ").skip(1) {
+            let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+            let name = rest.split(|c| !is_name(c)).next().unwrap();
+            let of_crate = |at: PathBuf| {
+                let tests = at.join("tests");
+                tests.join(format!("{name}.rs")).exists()
+                    || tests.join(name).join("main.rs").exists()
+            };
+            assert!(of("crates").any(of_crate), "{}: there is no test {name}", path.display());
+            named += 1;
+        }
+    }
+    assert!(named > 10, "{named} test programs are named");
+}
+
 /// The walks of docs/walks.md: the rows of each, a file and its functions.
 fn walks() -> Vec<Vec<(String, Vec<String>)>> {
     let row = |line: &str| {
