@@ -464,12 +464,13 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
 /// lock, a seal, a mapping).
 ///
-/// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; in a tmpfs, a
-/// device's node, or a shared file without a name of which tenure cannot tell that it is none (under a
-/// small RLIMIT_AS, a length of 1 TiB, a userfaultfd); a special mapping; part of a huge page of hugetlbfs; locked shared memory, or any locked memory before
-/// Linux 5.18. EACCES: shared memory mapped read-only. ENOMEM: part of it is not mapped. EPERM:
-/// anonymous memory that is sealed (mseal) and not writable; shared memory whose file is sealed
-/// (F_SEAL_FUTURE_WRITE) or immutable; a filter that refuses madvise.
+/// Errors: EINVAL: unaligned or empty; a volatile range; a file on disk mapped shared; in a tmpfs,
+/// a device's node, or a shared file without a name of which tenure cannot tell that it is none
+/// (under a small RLIMIT_AS, a length of 1 TiB, a userfaultfd); a special mapping; part of a huge
+/// page of hugetlbfs; locked shared memory, or any locked memory before Linux 5.18. EACCES: shared
+/// memory mapped read-only. ENOMEM: part of it is not mapped. EPERM: anonymous memory that is
+/// sealed (mseal) and not writable; shared memory whose file is sealed (F_SEAL_FUTURE_WRITE) or
+/// immutable; a filter that refuses madvise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {

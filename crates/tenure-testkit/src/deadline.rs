@@ -60,6 +60,12 @@ impl Deadline {
         Deadline { start, waited_before, limit, stalls, measures, process: std::process::id() }
     }
 
+    /// Starts it anew, with the same limit. Allocates nothing.
+    pub fn restart(&mut self) {
+        self.stalls.sum_us.store(0, Ordering::Relaxed);
+        (self.start, self.waited_before) = (Instant::now(), waited_for_processors());
+    }
+
     /// Returns how long the machine has stalled. A thread that naps is woken in time where threads
     /// that work wait for a processor, so the kernel's own count of such waits counts, too.
     pub fn stalled(&self) -> Duration {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Refill};
 use tenure::{Cache, Volatile};
-use tenure_testkit::{sweep, this_test};
+use tenure_testkit::{sweep, this_test, Deadline};
 
 struct Locked;
 
@@ -201,6 +201,7 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
         }));
         start(Box::new(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(3000)))));
         let threads: Vec<_> = threads.iter().take(2).collect();
+        let mut soon = Deadline::after(PATIENCE);
         for _ in rounds(Duration::from_secs(sweep(4, 60)), 50) {
             STOPS.stopped.store(0, Ordering::SeqCst);
             let now = STOPS.now.fetch_add(1, Ordering::SeqCst) + 1;
@@ -208,9 +209,12 @@ fn a_collector_can_stop_a_thread_that_builds_an_object() {
                 // SAFETY: the threads run until the process ends.
                 unsafe { libc::pthread_kill(*thread, libc::SIGUSR1) };
             }
-            // If they do not stop, the watchdog ends this process. Nothing is allocated here: a
-            // stopped thread may have the lock.
+            // Nothing is allocated here: a stopped thread may have the lock.
+            soon.restart();
             while STOPS.stopped.load(Ordering::SeqCst) < threads.len() {
+                if soon.is_over() {
+                    hangs();
+                }
                 std::thread::yield_now();
             }
             STOPS.over.store(now, Ordering::SeqCst);

@@ -39,10 +39,9 @@ pub fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
 
 /// Gives a run back.
 ///
-/// If the program has locked the run, it is unlocked (end the guards of the run before: they do not
-/// learn that it goes): at once if tenure has locked it, and otherwise
+/// If the program has locked the run, it is unlocked: at once if tenure has locked it, and otherwise
 /// when the worker offers it. It stays locked if all memory is (`mlockall`), or if a filter refuses
-/// `msync`.
+/// `msync`. End the run's guards before: they do not learn that it goes.
 ///
 /// A pointer that is not an allocation's start, or was freed before, ends the process with a
 /// message on standard error. Otherwise the pool would give the same memory to two owners.

@@ -1,6 +1,6 @@
 //! No system call for marks, pins and gets of intact memory; an idle worker costs nothing.
 
-use crate::promise_kit::{never_offer, promised, waited};
+use crate::promise_kit::{never_offer, promised, waited, waited_for};
 use std::time::Duration;
 use tenure::volatile::{self, Settings};
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
@@ -88,7 +88,7 @@ fn an_idle_keeper_rests() {
     undisturbed(this_test!(), pressure, || {
         let object = Volatile::new(1 << 20).unwrap();
         // Offered, and nothing to do from then on.
-        assert!(waited(|| tenure::stats().offered > 0));
+        assert!(waited_for(Duration::from_secs(5), || tenure::stats().offered > 0));
         std::thread::sleep(Duration::from_millis(300));
         let (rounds, ticks) = (tenure::stats().total.keeper_rounds, keeper_ticks());
         std::thread::sleep(Duration::from_secs(4));
@@ -104,7 +104,7 @@ fn an_idle_keeper_rests() {
         assert_eq!(tenure::stats().total.keeper_rounds, rounds);
         // It wakes again for the next one.
         let _object = Volatile::new(1 << 20).unwrap();
-        assert!(waited(|| tenure::stats().offered > 0));
+        assert!(waited_for(Duration::from_secs(5), || tenure::stats().offered > 0));
     });
 }
 

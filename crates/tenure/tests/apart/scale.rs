@@ -1,6 +1,6 @@
 //! A million ranges at once; the kernel's mapping count; no leak.
 
-use crate::promise_kit::{never_offer, waited};
+use crate::promise_kit::{never_offer, waited_for};
 use std::time::{Duration, Instant};
 use tenure::volatile;
 use tenure::{Cache, ErrorKind, Mapping, Outcome, PageSize, Volatile};
@@ -97,7 +97,7 @@ fn neighbours_marked_apart_are_one_mapping_to_the_kernel() {
             unsafe { volatile::mark(map.as_mut_ptr().add(i * PAGE), PAGE).unwrap() };
         }
         let all = || tenure::stats().offered_bytes >= (count * PAGE) as u64;
-        assert!(waited(all), "{:?}", tenure::stats());
+        assert!(waited_for(Duration::from_secs(5), all), "{:?}", tenure::stats());
         let grown = pages::map_count().saturating_sub(before);
         assert!(grown <= 40, "the kernel's mapping count grew by {grown}");
     });

@@ -98,15 +98,20 @@ pub fn watchdog() {
         while !deadline.is_over() && start.elapsed() < LONGEST {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let text = b"HANG: the body did not end in time. Its threads:\n";
-        // SAFETY: a constant is written, without a lock that a hanging thread may hold; then the
-        // process ends at once.
-        unsafe {
-            libc::write(2, text.as_ptr().cast(), text.len());
-            print_threads();
-            libc::_exit(1)
-        };
+        hangs();
     });
+}
+
+/// Ends this process, whose body did not end in time, and says what its threads do.
+pub fn hangs() -> ! {
+    let text = b"HANG: the body did not end in time. Its threads:\n";
+    // SAFETY: a constant is written, without a lock that a hanging thread may hold; then the
+    // process ends at once.
+    unsafe {
+        libc::write(2, text.as_ptr().cast(), text.len());
+        print_threads();
+        libc::_exit(1)
+    }
 }
 
 /// Prints what the kernel shows of this process's threads. Allocates nothing, and runs no fork
@@ -238,13 +243,18 @@ pub fn rounds(time: Duration, least: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Waits until `done`; `false`: that took longer than [`PATIENCE`].
-pub fn waited(mut done: impl FnMut() -> bool) -> bool {
+pub fn waited(done: impl FnMut() -> bool) -> bool {
+    waited_for(PATIENCE, done)
+}
+
+/// Waits until `done`; `false`: that took longer than `limit`.
+pub fn waited_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     // Without a thread in a forked child: one that the parent was starting may have left the standard
     // library's lock of threads locked there.
     if done() {
         return true;
     }
-    let (start, deadline) = (Instant::now(), Deadline::after(PATIENCE));
+    let (start, deadline) = (Instant::now(), Deadline::after(limit));
     loop {
         if done() {
             return true;
