@@ -4,7 +4,6 @@ use super::failure::Failed;
 use super::job::Job;
 use super::progress::{Progress, Report};
 use crate::error::{Error, ErrorKind};
-use crate::os::generation;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,17 +28,16 @@ const LONGEST_NAP: Duration = Duration::from_millis(10);
 #[must_use = "dropping it cancels the populate"]
 pub struct Background {
     job: Arc<Job>,
-    generation: u64,
     detached: bool,
 }
 
 impl Background {
     pub(super) fn new(job: Arc<Job>) -> Background {
-        Background { job, generation: generation::current(), detached: false }
+        Background { job, detached: false }
     }
 
     fn in_child(&self) -> bool {
-        generation::current() != self.generation
+        self.job.in_child()
     }
 
     /// Returns the progress of the populate.

@@ -30,7 +30,7 @@ impl Part {
     /// after [`first_that_would_stay`].
     pub fn rank(&self) -> u8 {
         match (self.way, &self.backing) {
-            // Nothing can be asked beforehand: see `advise::remove_is_refused`.
+            // Nothing can be asked beforehand: see `advise::try_to_remove_past_end`.
             (Way::Remove, Backing::HugeTlb) => 0,
             (Way::Remove, _) => 1,
             (Way::Drop, Backing::Anonymous) => 3,

@@ -30,6 +30,9 @@ pub(super) type Outcome = Result<Report, Failed>;
 
 /// A populate under way, shared by the threads that work on it.
 pub(super) struct Job {
+    /// The process that has its threads. A signal handler may make a child at any moment, also before
+    /// the last thread is started.
+    generation: u64,
     call: &'static str,
     plan: Plan,
     started: Instant,
@@ -67,6 +70,7 @@ impl Job {
         workers: usize,
     ) -> Job {
         Job {
+            generation: generation::current(),
             call,
             started,
             // A deadline past the end of time counts as none.
@@ -119,11 +123,16 @@ impl Job {
         self.outcome.get()
     }
 
+    /// Returns whether this process is a child of the one that has the threads.
+    pub fn in_child(&self) -> bool {
+        generation::current() != self.generation
+    }
+
     /// Waits for the end. `None`: a signal handler has made a child meanwhile, which this is, and
     /// which has no threads that would end the work.
-    pub fn wait(&self, generation: u64) -> Option<&Outcome> {
+    pub fn wait(&self) -> Option<&Outcome> {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        while *working > 0 && generation == generation::current() {
+        while *working > 0 && !self.in_child() {
             let waited = self.ended.wait_timeout(working, LOOK_AGAIN);
             working = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

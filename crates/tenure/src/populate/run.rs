@@ -7,7 +7,6 @@ use super::plan::{self, Plan, Step};
 use super::progress::{Progress, Report};
 use super::{huge_advice, room, Access, HugePages, Populate};
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::generation;
 use crate::os::populate as os_populate;
 use crate::os::thp::{self, Setting};
 use crate::os::thread::spawn_quiet;
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 4 << 20;
 
 pub(super) fn run(asked: &Populate) -> Outcome {
-    let (started, generation) = (Instant::now(), generation::current());
+    let started = Instant::now();
     let call = "populate";
     let range = asked.range(call).map_err(nothing)?;
     if is_plain(asked, range) {
@@ -36,7 +35,7 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
     help(&job, workers - 1, |_| Helpers::Urgent);
     job.work(|| {});
-    let outcome = job.wait(generation).cloned();
+    let outcome = job.wait().cloned();
     outcome.unwrap_or_else(|| Err(background::left_behind(&job)))
 }
 
