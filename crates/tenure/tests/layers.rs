@@ -156,7 +156,7 @@ const STD_LOCKS: &[(&str, &str)] = &[
     ("cache::segment", "a segment's number is one thread's, which makes it; the others only look"),
     ("lock::ledger", "a child makes a ledger of its own"),
     ("lock::within", "one call's, which a child does not go on with"),
-    ("populate::job", "one call's, which a child does not go on with"),
+    ("populate::job", "only the last thread sets the outcome, and the others only look"),
 ];
 
 /// Each gets a number in the program's table for a moment: `brief` closes it only while it is that

@@ -3,12 +3,8 @@
 use super::failure::Failed;
 use super::job::Job;
 use super::progress::{Progress, Report};
-use crate::error::{Error, ErrorKind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-const SHORTEST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(10);
+use std::time::Duration;
 
 /// A populate that runs in threads of its own, which take no signals. Dropping it cancels the
 /// populate and waits for its current piece, some milliseconds. A piece that waits for the handler
@@ -34,10 +30,6 @@ pub struct Background {
 impl Background {
     pub(super) fn new(job: Arc<Job>) -> Background {
         Background { job, detached: false }
-    }
-
-    fn in_child(&self) -> bool {
-        self.job.in_child()
     }
 
     /// Returns the progress of the populate.
@@ -83,7 +75,7 @@ impl Background {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn is_finished(&self) -> bool {
-        self.job.outcome().is_some() || self.in_child()
+        self.job.is_over()
     }
 
     /// Waits until the populate is over, at most `patience`. Returns whether it is over.
@@ -99,23 +91,7 @@ impl Background {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn wait_timeout(&self, patience: Duration) -> bool {
-        self.waited(Instant::now().checked_add(patience))
-    }
-
-    /// Waits until the populate is over, or until then. Returns whether it is over. It looks again
-    /// and again: a signal handler may make a child in the midst of this, where no thread would end
-    /// a wait.
-    fn waited(&self, until: Option<Instant>) -> bool {
-        let start = Instant::now();
-        while !self.is_finished() {
-            let nap = (start.elapsed() / 8).clamp(SHORTEST_NAP, LONGEST_NAP);
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return false;
-            }
-            std::thread::sleep(left.map_or(nap, |left| nap.min(left)));
-        }
-        true
+        self.job.wait_timeout(patience)
     }
 
     /// Waits until the populate is over, and returns its result.
@@ -137,11 +113,7 @@ impl Background {
 
     /// [`wait`](Self::wait) for an owner that keeps the populate.
     pub(crate) fn result(&self) -> std::result::Result<Report, Failed> {
-        self.waited(None);
-        match self.job.outcome() {
-            Some(outcome) => outcome.clone(),
-            None => Err(left_behind(&self.job)),
-        }
+        self.job.result()
     }
 
     /// Lets the populate continue without an owner. The range should stay mapped until it is done:
@@ -158,28 +130,12 @@ impl Background {
     }
 }
 
-/// The result in a child made by fork.
-pub(super) fn left_behind(job: &Job) -> Failed {
-    let progress = job.progress();
-    let why = "the threads that did it stayed with the process that forked";
-    let error = Error::new(ErrorKind::Cancelled, "populate", why, "populate again in the child")
-        .on(job.range().start, job.range().len());
-    let report = Report {
-        bytes: progress.bytes,
-        populated: progress.populated,
-        threads: 0,
-        elapsed: progress.elapsed,
-        first_missing: Some(job.range().start),
-    };
-    Failed { error, report: Box::new(report) }
-}
-
 impl Drop for Background {
     fn drop(&mut self) {
-        // A child does not have the threads, and a lock of theirs may be held for good.
-        if !self.detached && self.job.outcome().is_none() && !self.in_child() {
+        // For a child, which does not have the threads, it is over.
+        if !self.detached && !self.job.is_over() {
             self.job.cancel();
-            self.waited(None);
+            self.job.wait();
         }
     }
 }

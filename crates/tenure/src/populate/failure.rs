@@ -12,6 +12,10 @@ use crate::text::{text, Text, Words};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// No kernel has smaller pages.
+const SMALLEST_PAGE: usize = 4096;
 
 /// The page that could not be populated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,38 @@ pub(super) struct Fault {
     pub page: usize,
     pub errno: Errno,
     pub step: Step,
+}
+
+/// The fault of the lowest page so far, in one word: the page's number, the errno, the step.
+pub(super) struct LowestFault(AtomicU64);
+
+impl LowestFault {
+    const PAGE_SHIFT: u32 = 16;
+    const ERRNO_SHIFT: u32 = 4;
+
+    /// Its step is none of [`Step::ALL`].
+    pub fn none() -> LowestFault {
+        LowestFault(AtomicU64::new(u64::MAX))
+    }
+
+    pub fn note(&self, fault: Fault) {
+        let page = (fault.page / SMALLEST_PAGE) as u64;
+        // The kernel's errnos are below 4096.
+        let errno = fault.errno.raw_os_error() as u64;
+        let step = fault.step as u64;
+        let word = page << Self::PAGE_SHIFT | errno << Self::ERRNO_SHIFT | step;
+        self.0.fetch_min(word, Ordering::AcqRel);
+    }
+
+    pub fn get(&self) -> Option<Fault> {
+        let word = self.0.load(Ordering::Acquire);
+        let step = Step::ALL.get((word & 0xf) as usize)?;
+        Some(Fault {
+            page: (word >> Self::PAGE_SHIFT) as usize * SMALLEST_PAGE,
+            errno: Errno::from_raw_os_error((word >> Self::ERRNO_SHIFT & 0xfff) as i32),
+            step: *step,
+        })
+    }
 }
 
 /// The error of a populate, with its progress until then.

@@ -1,18 +1,20 @@
 //! The work of a populate: free threads take pieces in ascending order, and the size of a piece
 //! depends on the time that pieces take.
 
-use super::failure::{self, Failed, Fault};
+use super::failure::{self, Failed, Fault, LowestFault};
 use super::plan::{Plan, Step, LARGEST_OF_FILE, LARGEST_PIECE};
 use super::progress::{Counter, Progress, Report};
 use super::Access;
+use crate::error::{Error, ErrorKind};
 use crate::os::thread::disk_reads;
 use crate::os::{files, generation, page_size, populate as os_populate, touch, HUGE_PAGE};
 use crate::range::PageRange;
 use crate::runtime::counters::{add, COUNTERS};
+use crate::runtime::event::Event;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The longest time of a piece: short against the 50 ms in which a cancel must act, long against
@@ -23,12 +25,12 @@ const FIRST_PIECE: usize = HUGE_PAGE;
 /// within 0.1 ms.
 const AWAKE: Duration = Duration::from_millis(2);
 
-/// How often a thread that waits for the end looks whether it has become a child.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
 pub(super) type Outcome = Result<Report, Failed>;
 
 /// A populate under way, shared by the threads that work on it.
+///
+/// It has no lock: a child that a signal handler makes continues with it, and the thread that would
+/// hold the lock may have stayed with the parent.
 pub(super) struct Job {
     /// The process that has its threads. A signal handler may make a child at any moment, also before
     /// the last thread is started.
@@ -50,14 +52,16 @@ pub(super) struct Job {
     handed_out: AtomicBool,
     told_elapsed: AtomicU64,
     workers: AtomicUsize,
-    fault: Mutex<Option<Fault>>,
+    fault: LowestFault,
+    /// The last thread that works sets it.
     outcome: OnceLock<Outcome>,
     /// Helpers that are ready to begin.
     arrived: AtomicUsize,
     open: AtomicBool,
-    bell: (Mutex<()>, Condvar),
-    working: Mutex<usize>,
-    ended: Condvar,
+    /// How many threads have not yet called [`Job::leave`].
+    working: AtomicUsize,
+    /// Rung after `open`, `cold`, `handed_out` or `outcome` is set.
+    changed: Event,
 }
 
 impl Job {
@@ -85,13 +89,12 @@ impl Job {
             handed_out: AtomicBool::new(false),
             told_elapsed: AtomicU64::new(0),
             workers: AtomicUsize::new(workers),
-            fault: Mutex::new(None),
+            fault: LowestFault::none(),
             outcome: OnceLock::new(),
             arrived: AtomicUsize::new(0),
             open: AtomicBool::new(false),
-            bell: (Mutex::new(()), Condvar::new()),
-            working: Mutex::new(workers),
-            ended: Condvar::new(),
+            working: AtomicUsize::new(workers),
+            changed: Event::new(),
         }
     }
 
@@ -119,24 +122,47 @@ impl Job {
         Duration::from_nanos(self.told_elapsed.fetch_max(nanos, Ordering::Relaxed).max(nanos))
     }
 
-    pub fn outcome(&self) -> Option<&Outcome> {
-        self.outcome.get()
-    }
-
     /// Returns whether this process is a child of the one that has the threads.
     pub fn in_child(&self) -> bool {
         generation::current() != self.generation
     }
 
+    pub fn is_over(&self) -> bool {
+        self.outcome.get().is_some() || self.in_child()
+    }
+
     /// Waits for the end. `None`: a signal handler has made a child meanwhile, which this is, and
     /// which has no threads that would end the work.
     pub fn wait(&self) -> Option<&Outcome> {
-        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        while *working > 0 && !self.in_child() {
-            let waited = self.ended.wait_timeout(working, LOOK_AGAIN);
-            working = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.changed.wait_until(|| self.is_over());
         self.outcome.get()
+    }
+
+    /// Waits for the end, for `patience` at most. Returns whether it has come.
+    pub fn wait_timeout(&self, patience: Duration) -> bool {
+        self.changed.wait_until_timeout(|| self.is_over(), patience)
+    }
+
+    /// Waits for the end, and returns the result.
+    pub fn result(&self) -> Outcome {
+        self.wait().cloned().unwrap_or_else(|| Err(self.left_behind()))
+    }
+
+    /// The result in a child made by fork.
+    fn left_behind(&self) -> Failed {
+        let (progress, range) = (self.progress(), self.range());
+        let why = "the threads that did it stayed with the process that forked";
+        let remedy = "populate again in the child";
+        let error =
+            Error::new(ErrorKind::Cancelled, "populate", why, remedy).on(range.start, range.len());
+        let report = Report {
+            bytes: progress.bytes,
+            populated: progress.populated,
+            threads: 0,
+            elapsed: progress.elapsed,
+            first_missing: Some(range.start),
+        };
+        Failed { error, report: Box::new(report) }
     }
 
     /// Notes that an expected thread could not be started.
@@ -155,9 +181,7 @@ impl Job {
         while self.arrived.load(Ordering::Acquire) < helpers && Instant::now() < until {
             std::thread::yield_now();
         }
-        let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-        self.open.store(true, Ordering::Release);
-        self.bell.1.notify_all();
+        self.ring(&self.open);
     }
 
     /// Waits without sleeping at first: a thread that is woken may have to share its waker's
@@ -165,33 +189,24 @@ impl Job {
     pub fn wait_for_opening(&self) {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         let until = Instant::now() + AWAKE;
-        while !self.open.load(Ordering::Acquire) {
-            if Instant::now() < until {
-                std::thread::yield_now();
-                continue;
-            }
-            let closed = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let shut = |_: &mut ()| !self.open.load(Ordering::Acquire);
-            drop(self.bell.1.wait_while(closed, shut).unwrap_or_else(PoisonError::into_inner));
+        let is_open = || self.open.load(Ordering::Acquire);
+        while !is_open() && Instant::now() < until {
+            std::thread::yield_now();
         }
+        self.changed.wait_until(is_open);
     }
 
     /// Waits until the kernel had to read a disk, where a second thread helps, or until the work is
     /// over.
     pub fn wait_for_cold(&self) {
-        let warm = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = |_: &mut ()| {
-            !self.cold.load(Ordering::Acquire) && !self.handed_out.load(Ordering::Acquire)
-        };
-        drop(self.bell.1.wait_while(warm, wait).unwrap_or_else(PoisonError::into_inner));
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Acquire);
+        self.changed.wait_until(|| is_set(&self.cold) || is_set(&self.handed_out));
     }
 
     /// Sets a flag for which a thread may be waiting.
     fn ring(&self, flag: &AtomicBool) {
-        if !flag.load(Ordering::Relaxed) {
-            let _bell = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-            flag.store(true, Ordering::Release);
-            self.bell.1.notify_all();
+        if !flag.swap(true, Ordering::AcqRel) {
+            self.changed.ring();
         }
     }
 
@@ -276,26 +291,19 @@ impl Job {
 
     fn stop_at(&self, fault: Fault) {
         self.limit.fetch_min(fault.page, Ordering::AcqRel);
-        let mut lowest = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
-        if lowest.is_none_or(|known| fault.page < known.page) {
-            *lowest = Some(fault);
-        }
+        self.fault.note(fault);
     }
 
     fn leave(&self) {
-        let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        if *working == 1 {
-            // The last thread is alone, so its result is final.
+        // The last thread is alone, so its result is final.
+        if self.working.fetch_sub(1, Ordering::AcqRel) == 1 {
             let _ = self.outcome.set(self.conclude());
-        }
-        *working -= 1;
-        if *working == 0 {
-            self.ended.notify_all();
+            self.changed.ring();
         }
     }
 
     fn conclude(&self) -> Outcome {
-        let fault = *self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = self.fault.get();
         let end = self.plan.start + self.plan.len;
         let cursor = self.cursor.load(Ordering::Relaxed);
         let report = Report {

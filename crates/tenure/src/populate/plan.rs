@@ -52,6 +52,19 @@ pub enum Step {
     UseOnce,
 }
 
+impl Step {
+    /// All steps, in the order of their numbers.
+    pub(super) const ALL: [Step; 7] = [
+        Step::AdviseHugePages,
+        Step::Allocate,
+        Step::PopulateRead,
+        Step::PopulateWrite,
+        Step::TouchRead,
+        Step::TouchWrite,
+        Step::UseOnce,
+    ];
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,6 +1,6 @@
 //! The ways to run a populate: in the caller, watched, and in the background.
 
-use super::background::{self, Background};
+use super::background::Background;
 use super::failure::{self, Failed};
 use super::job::{Job, Outcome};
 use super::plan::{self, Plan, Step};
@@ -35,8 +35,7 @@ pub(super) fn run(asked: &Populate) -> Outcome {
     let (job, workers) = prepare(call, asked, range, started).map_err(nothing)?;
     help(&job, workers - 1, |_| Helpers::Urgent);
     job.work(|| {});
-    let outcome = job.wait().cloned();
-    outcome.unwrap_or_else(|| Err(background::left_behind(&job)))
+    job.result()
 }
 
 /// Returns whether one call is enough for the range, because it needs no plan.
@@ -149,6 +148,11 @@ fn help(job: &Arc<Job>, count: usize, helpers: impl Fn(usize) -> Helpers) -> usi
 fn spawn(job: &Arc<Job>, helpers: Helpers) -> std::io::Result<()> {
     let job = job.clone();
     spawn_quiet("tenure-populate", move || {
+        // A signal handler may make a child while the helpers are started. For its caller the
+        // populate is over, so nothing may go on behind it.
+        if job.in_child() {
+            return;
+        }
         job.wait_for_opening();
         if helpers == Helpers::OnceCold {
             job.wait_for_cold();

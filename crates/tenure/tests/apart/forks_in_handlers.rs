@@ -1,4 +1,5 @@
-//! A signal handler may fork at any instruction of an unmark or a mark: parent and child continue.
+//! A signal handler may fork at any instruction of an unmark, a mark or a populate: parent and child
+//! continue.
 //!
 //! The processor raises SIGTRAP after each instruction, and the handler forks.
 #![cfg(target_arch = "x86_64")]
@@ -6,8 +7,10 @@
 use crate::promise_kit::stepping::{self, stepped, Stepping};
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tenure::populate::{Access, Populate, Report};
 use tenure::volatile::{self, Priority, Refill};
-use tenure::{Outcome, PageSize, Volatile};
+use tenure::{ErrorKind, Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{or_skip, sweep, this_test, Unavailable};
 
@@ -266,4 +269,58 @@ fn a_handler_may_fork_at_any_instruction_of_a_build() {
         }
         stepping::report();
     });
+}
+
+/// Memory for three threads, where a handler forks while `act` populates it. The child's part may be
+/// cancelled, because the threads stayed with the parent, and the child can populate it anew.
+fn fork_while_populating(
+    fails_with: Option<ErrorKind>,
+    act: impl Fn(Populate) -> Result<Report, tenure::populate::Failed>,
+) {
+    const PART: usize = 2 * MIB;
+    let mut map = Mapping::anonymous_with(8 * PART, PageSize::Base).unwrap();
+    if fails_with.is_some() {
+        for part in 0..8 {
+            let last = map.as_ptr().wrapping_add((part + 1) * PART - PAGE).cast_mut();
+            // SAFETY: a page of this test's own, which nothing uses.
+            assert_eq!(unsafe { libc::mprotect(last.cast(), PAGE, libc::PROT_NONE) }, 0);
+        }
+    }
+    let (at, len) = (map.as_ptr(), map.len());
+    let populate = || {
+        let populate = Populate::new(at, len, Access::Write).threads(3);
+        act(populate).err().map(|failed| failed.error.kind())
+    };
+    stepping::begin(Stepping { each: 0, stride: 1, raw: false });
+    for round in 0..sweep(40, 400) {
+        map.discard(0, len).unwrap();
+        stepping::alarmed(Duration::from_micros(100 + round), || {
+            let kind = populate();
+            let left_behind = stepping::in_child() && kind == Some(ErrorKind::Cancelled);
+            assert!(kind == fails_with || left_behind, "{kind:?}");
+        });
+        if stepping::in_child() {
+            assert_eq!(populate(), fails_with);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+    }
+    stepping::report();
+}
+
+#[test]
+fn a_handler_may_fork_while_its_thread_populates() {
+    promised(this_test!(), || fork_while_populating(None, |populate| populate.run()));
+}
+
+/// Each of the three threads meets a page that it cannot populate.
+#[test]
+fn a_handler_may_fork_while_its_thread_populates_what_fails() {
+    let fails_with = Some(ErrorKind::NoAccess);
+    promised(this_test!(), || fork_while_populating(fails_with, |populate| populate.run()));
+}
+
+#[test]
+fn a_handler_may_fork_while_its_thread_populates_in_the_background() {
+    promised(this_test!(), || fork_while_populating(None, |populate| populate.start()?.wait()));
 }

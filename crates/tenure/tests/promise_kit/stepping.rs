@@ -1,5 +1,5 @@
-//! Has the processor raise SIGTRAP after each instruction of a part of a test, and forks in the
-//! handler.
+//! Forks in a signal handler: after each instruction of a part of a test, by the processor's SIGTRAP,
+//! or at the alarms of a timer.
 #![cfg(target_arch = "x86_64")]
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -19,6 +19,8 @@ static STEPS: AtomicU64 = AtomicU64::new(0);
 static EACH: AtomicU64 = AtomicU64::new(0);
 static STRIDE: AtomicU64 = AtomicU64::new(1);
 static RAW: AtomicBool = AtomicBool::new(false);
+/// Children continue beside their parent, which waits for them later.
+static BESIDE: AtomicBool = AtomicBool::new(false);
 static IN_CHILD: AtomicBool = AtomicBool::new(false);
 static FORKS: AtomicU64 = AtomicU64::new(0);
 /// A pipe to which no code writes: children wait until its writing end is closed. -1: they do not
@@ -27,9 +29,13 @@ static GATE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 /// The children that wait.
 static WAITING: [AtomicI32; MOST_WAITING] = [const { AtomicI32::new(0) }; MOST_WAITING];
 const MOST_WAITING: usize = 256;
+/// So many continue beside their parent.
+const MOST_BESIDE: usize = 8;
 /// The addresses of this program's own code: elsewhere a handler's fork would meet the C library's
 /// locks.
 static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// The signal of [`alarmed`]. `SIGALRM` ends children that hang.
+const ALARM: libc::c_int = libc::SIGPROF;
 /// The trap flag.
 const TRAP: i64 = 0x100;
 
@@ -46,7 +52,13 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let [low, high] = [0, 1].map(|n| CODE[n].load(Ordering::Relaxed));
     let step = STEPS.fetch_add(1, Ordering::Relaxed);
     let near = step < EACH.load(Ordering::Relaxed);
-    if !(low..high).contains(&at) || !(near || step % STRIDE.load(Ordering::Relaxed) == 0) {
+    if !((low..high).contains(&at) || is_plain_call(at))
+        || !(near || step % STRIDE.load(Ordering::Relaxed) == 0)
+    {
+        return;
+    }
+    let beside = BESIDE.load(Ordering::Relaxed);
+    if beside && WAITING[MOST_BESIDE - 1].load(Ordering::Relaxed) != 0 {
         return;
     }
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +86,7 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
             libc::alarm(super::LONGEST.as_secs() as u32);
             return;
         }
-        if reading < 0 {
+        if reading < 0 && !beside {
             end_well(pid, step, at - low);
             return;
         }
@@ -87,6 +99,13 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
             }
         }
     }
+}
+
+/// Whether a signal that came at this address interrupted a system call of the C library that has no
+/// lock: a thread may be there for long.
+fn is_plain_call(at: u64) -> bool {
+    let calls = [libc::syscall as *const () as u64, libc::madvise as *const () as u64];
+    calls.iter().any(|call| (*call..call + 64).contains(&at))
 }
 
 fn end_well(pid: i32, step: u64, at: u64) {
@@ -118,6 +137,11 @@ pub fn let_children_go() -> usize {
         libc::close(writing);
         libc::close(reading);
     }
+    wait_for_children()
+}
+
+/// Waits for the children that continue beside their parent. Returns how many there were.
+fn wait_for_children() -> usize {
     let children = WAITING.iter().map(|child| child.swap(0, Ordering::Relaxed));
     let children = children.filter(|pid| *pid != 0).map(|pid| end_well(pid, 0, 0));
     children.count()
@@ -160,6 +184,7 @@ pub fn begin(how: Stepping) {
         action.sa_sigaction = on_trap as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
         libc::sigaction(libc::SIGTRAP, &action, std::ptr::null_mut());
+        libc::sigaction(ALARM, &action, std::ptr::null_mut());
     }
 }
 
@@ -182,4 +207,30 @@ pub fn stepped(act: impl FnOnce()) {
     act();
     // SAFETY: clears the trap flag, and changes nothing else.
     unsafe { std::arch::asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+}
+
+/// Raises alarms in this thread while it runs `act`, which may start threads: the C library blocks all
+/// signals for that, where the processor's trap would end the process. The children continue beside
+/// their parent, whose threads go on, too.
+pub fn alarmed(every: Duration, act: impl FnOnce()) {
+    BESIDE.store(true, Ordering::Relaxed);
+    // SAFETY: a timer of this thread's own; the structures are locals that outlive the calls.
+    unsafe {
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = ALARM;
+        event.sigev_notify_thread_id = libc::gettid();
+        let mut timer = std::mem::zeroed();
+        assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer), 0);
+        let time = libc::timespec { tv_sec: 0, tv_nsec: every.as_nanos() as i64 };
+        let times = libc::itimerspec { it_interval: time, it_value: time };
+        assert_eq!(libc::timer_settime(timer, 0, &times, std::ptr::null_mut()), 0);
+        act();
+        // A child has no timer.
+        if in_child() {
+            return;
+        }
+        libc::timer_delete(timer);
+    }
+    wait_for_children();
 }
