@@ -1,7 +1,7 @@
 //! How long values live: by the cache's settings, or by their own time.
 
 use super::header::{Times, TIME};
-use rustix::time::{clock_gettime, ClockId};
+use crate::os::clock;
 use std::time::Duration;
 
 /// The largest step in which the cache notes uses of values, in milliseconds.
@@ -97,8 +97,7 @@ impl Lifetimes {
 /// Returns the kernel's clock in milliseconds. It does not count from the making of the cache: a
 /// forked child may live in a time namespace whose clock is before that moment.
 fn now_ms() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    clock::monotonic().as_millis() as u64
 }
 
 #[cfg(test)]

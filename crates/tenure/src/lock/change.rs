@@ -296,23 +296,31 @@ fn lower_whole(
     let still = ledger.still(range, since);
     let pieces = still.into_iter().flat_map(|part| ledger.pieces(part));
     let claimed: Vec<_> = pieces.filter_map(|(part, claims)| Some((part, claims?))).collect();
-    // Neighbours that change alike are changed by one call, which usually fails before it changes
-    // anything.
-    let mut lowered: Vec<(PageRange, Level, Level)> = Vec::new();
+    // Neighbours that change alike are changed together, so that fewer mappings are split.
+    let mut changes: Vec<(PageRange, Level, Level)> = Vec::new();
     for (part, claims) in &claimed {
         let (from, to) = (claims.wanted(), after(*claims).wanted());
-        match lowered.last_mut() {
+        match changes.last_mut() {
             _ if to >= from => {}
             Some((last, f, t)) if last.end == part.start && (*f, *t) == (from, to) => {
                 last.end = part.end;
             }
-            _ => lowered.push((*part, from, to)),
+            _ => changes.push((*part, from, to)),
         }
     }
-    for (done, (part, _, to)) in lowered.iter().enumerate() {
-        if let Err(error) = weaken(*part, *to) {
-            for (part, from, _) in &lowered[..=done] {
-                let _ = strengthen(*part, *from);
+    let mut done = Vec::new();
+    for (part, from, to) in changes {
+        let lowered = locked_in(part).and_then(|mappings| {
+            mappings.into_iter().try_for_each(|mapping| {
+                lower(mapping, to)?;
+                done.push((mapping, from));
+                Ok(())
+            })
+        });
+        if let Err(error) = lowered {
+            // These alone: in between other code may have mapped memory of its own, or none.
+            for (mapping, from) in done {
+                let _ = strengthen(mapping, from);
             }
             return Err(error);
         }
@@ -395,28 +403,41 @@ pub(super) fn clear_pieces(
 const UNLOCKS: &str = "munlock";
 const LOOKS: &str = "looking up the mappings in /proc/self/maps";
 
-/// Lowers the lock of the mapped and locked memory in the part. It skips memory that is not locked
-/// any more (it was unmapped, or belongs to another mapping by now): a downgrade would lock it
-/// again.
+/// Lowers the lock of the mapped and locked memory in the part.
 pub(super) fn weaken(part: PageRange, to: Level) -> std::result::Result<(), NotLowered> {
-    let failed = |step| move |errno| NotLowered { part, step, errno };
     if to == Level::Full || (to == Level::Unlocked && mlock::unlock(part).is_ok()) {
         return Ok(());
     }
-    let mut within = Vec::new();
-    maps::each_mapping(part, |mapping| within.extend(inspect::overlap(&mapping, part)))
-        .map_err(failed(LOOKS))?;
     let mut result = Ok(());
-    for piece in within {
-        let done = match (mlock::seen(piece), to) {
-            (Ok(Seen::Locked), Level::Unlocked) => mlock::unlock(piece).map_err(failed(UNLOCKS)),
-            (Ok(Seen::Locked), _) => lock_on_fault(piece).map_err(failed("mlock2")),
-            (Ok(_), _) => Ok(()),
-            (Err(errno), _) => Err(failed(LOOKS)(errno)),
-        };
-        result = result.and(done);
+    for mapping in locked_in(part)? {
+        result = result.and(lower(mapping, to));
     }
     result
+}
+
+/// Returns the parts of the range that are mapped and locked, each in one mapping. The others were
+/// unmapped, or belong to another mapping by now: a change of their lock would lock them again.
+fn locked_in(part: PageRange) -> std::result::Result<Vec<PageRange>, NotLowered> {
+    let failed = |errno| NotLowered { part, step: LOOKS, errno };
+    let mut within = Vec::new();
+    maps::each_mapping(part, |mapping| within.extend(inspect::overlap(&mapping, part)))
+        .map_err(failed)?;
+    let mut locked = Vec::new();
+    for piece in within {
+        if mlock::seen(piece).map_err(failed)? == Seen::Locked {
+            locked.push(piece);
+        }
+    }
+    Ok(locked)
+}
+
+/// Lowers the lock of a part that lies in one mapping. After an error it is as it was.
+fn lower(part: PageRange, to: Level) -> std::result::Result<(), NotLowered> {
+    let (step, done) = match to {
+        Level::Unlocked => (UNLOCKS, mlock::unlock(part)),
+        _ => ("mlock2", lock_on_fault(part)),
+    };
+    done.map_err(|errno| NotLowered { part, step, errno })
 }
 
 /// Raises the lock of a part again that was lowered just before.

@@ -11,6 +11,7 @@ pub(crate) mod arena;
 pub(crate) mod bell;
 pub(crate) mod brief;
 pub(crate) mod caught;
+pub(crate) mod clock;
 pub(crate) mod detach;
 pub(crate) mod environment;
 pub(crate) mod errno;

@@ -5,7 +5,7 @@ use super::counters::{self, Counter};
 use super::reservation::{Reservation, Spot};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
-use super::{class, decay, forks, given_up, leave, split, thread_cache, zero};
+use super::{class, decay, forks, given_up, leave, room, split, thread_cache, zero};
 use crate::os::{advise, page_size};
 use crate::range::PageRange;
 use std::ptr::NonNull;
@@ -143,7 +143,7 @@ pub(super) fn alloc(size: usize, align: usize, zeroed: bool) -> Option<NonNull<u
         return None;
     };
     if reservation.run(spot).touched() == 0 {
-        decay::make_room(reservation, spot, size);
+        room::make(reservation, spot, size);
     }
     let (at, touched) = hand_out(reservation, &request, spot, from)?;
     if zeroed && touched > 0 {

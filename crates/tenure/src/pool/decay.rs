@@ -5,7 +5,7 @@
 
 use super::counters::{self, Counter};
 use super::queue::{Item, Work};
-use super::reservation::{self, Reservation, Spot};
+use super::reservation::{self, Reservation};
 use super::run::{flag, state};
 use super::settings::{settings, HugePages};
 use super::{central_list, leave, locked, queue, slot, thread_cache};
@@ -18,7 +18,7 @@ use crate::runtime::lock::{QuietGuard, Rank};
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often the worker looks before a run is old enough to be offered.
@@ -41,17 +41,6 @@ const PAYS_FROM: u64 = 512 << 20;
 /// A shorter time gives no reliable rate.
 const SHORTEST_RATE: Duration = Duration::from_millis(50);
 
-/// When a run gets new pages, the bytes in use and the free ones together may be as many as were
-/// ever in use, and so many more.
-const MORE: u64 = 4 << 20;
-/// Or this part of the bytes in use, if it is more.
-const PART_MORE: u64 = 16;
-/// How often [`MORE`] doubles. It doubles each time that the program takes a run again whose pages
-/// were returned to make room for another run.
-const MOST_DOUBLINGS: u32 = 2;
-/// A smaller run without pages makes no other run return its pages: a system call for each would
-/// cost more than their pages.
-const ROOM_FROM: usize = 512 << 10;
 /// The time that returning a mebibyte of base pages takes. The page faults of the new mebibyte take
 /// three times as long.
 const TIME_A_MEBIBYTE: Duration = Duration::from_micros(40);
@@ -68,10 +57,6 @@ struct Decay {
     returned_at_once: AtomicBool,
     /// The program took a run without pages after that. Once true, it stays true.
     takes_again: AtomicBool,
-    /// How often [`MORE`] has doubled.
-    doublings: AtomicU32,
-    /// The most bytes that were in use when a run got new pages.
-    most_in_use: AtomicU64,
 }
 
 /// For the whole process, as the pool is.
@@ -81,8 +66,6 @@ static DECAY: Decay = Decay {
     called: AtomicBool::new(false),
     returned_at_once: AtomicBool::new(false),
     takes_again: AtomicBool::new(false),
-    doublings: AtomicU32::new(0),
-    most_in_use: AtomicU64::new(0),
 };
 
 /// The worker holds this lock while it calls the kernel, for a millisecond or two, so a fork takes
@@ -175,39 +158,9 @@ fn offers() -> bool {
     offers
 }
 
-/// A run without pages was taken, so `bytes` of new memory are about to come. This returns free
-/// memory as far as the process would otherwise exceed its largest size so far. Without it a
-/// program whose sizes change would keep the memory of every size.
-///
-/// The pages do not move to the new run: its owner may want few of them.
-pub(super) fn make_room(reservation: &Reservation, spot: Spot, bytes: usize) {
-    let run = reservation.run(spot);
-    if run.is(flag::MADE_ROOM) {
-        run.clear(flag::MADE_ROOM);
-        // The program uses the run after all, so more memory may stay free.
-        let _ = DECAY.doublings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |doublings| {
-            (doublings < MOST_DOUBLINGS).then_some(doublings + 1)
-        });
-    }
-    if bytes < ROOM_FROM {
-        return;
-    }
-    // Another thread may allocate or free between the two loads.
-    let freed = counters::get(Counter::FreedBytes);
-    let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
-    let in_use = bytes as u64 + others.max(0) as u64;
-    let most = in_use.max(DECAY.most_in_use.fetch_max(in_use, Ordering::Relaxed));
-    let more = (MORE << DECAY.doublings.load(Ordering::Relaxed)).max(most / PART_MORE);
-    let may = (most + more).saturating_sub(in_use);
-    let free = central_list::free_bytes();
-    if free > may {
-        return_some(reservation, bytes as u64, may.max(free.saturating_sub(bytes as u64)));
-    }
-}
-
-/// Returns the free memory beyond `least`.
+/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`.
 #[cold]
-fn return_some(reservation: &Reservation, bytes: u64, least: u64) {
+pub(super) fn make_room(reservation: &Reservation, bytes: u64, least: u64) {
     let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
     let go_on = |mut work: Quiet| {
         work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
@@ -550,6 +503,7 @@ impl Item {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU32;
 
     /// As in a signal handler whose thread holds a list for which the queue's holder waits.
     #[test]

@@ -75,6 +75,7 @@ mod queue;
 mod raw;
 mod reservation;
 mod resize;
+mod room;
 mod run;
 mod settings;
 mod slot;

@@ -6,7 +6,7 @@ use super::alloc_run::{self, Request};
 use super::counters::{self, Counter};
 use super::reservation::{Reservation, Spot};
 use super::run::{flag, state, Run, BORDERS};
-use super::{decay, free_run, given_up, locked, lookup, misuse, split, zero};
+use super::{free_run, given_up, locked, lookup, misuse, room, split, zero};
 use crate::os::arena::{self, NotMoved};
 use crate::os::{advise, page_size, HUGE_PAGE};
 use crate::range::PageRange;
@@ -75,7 +75,7 @@ pub(super) unsafe fn realloc(
     };
     let taken = taken.and_then(|(request, (to, from))| {
         if reservation.run(to).touched() == 0 {
-            decay::make_room(
+            room::make(
                 reservation,
                 to,
                 if movable { new_size - old_size.min(new_size) } else { new_size },

@@ -2,11 +2,11 @@
 //! under way, and whether the calling thread may wait for it.
 
 use super::services::{self, Service, ServiceId};
+use crate::os::clock;
 use crate::os::fork::{marker, word};
 use crate::os::fork_notes;
 use crate::os::generation;
 use crate::os::signal::Blocked;
-use rustix::time::{clock_gettime, ClockId};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -119,8 +119,7 @@ impl Forks {
 }
 
 fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    clock::monotonic().as_nanos() as u64
 }
 
 /// Runs `hold`, which takes the locks of a fork. `false`: that took longer than `patience`, and the

@@ -3,7 +3,7 @@
 //! program's threads, files and allocators fail.
 
 use crate::os::maps_line::Mapping;
-use crate::os::{limits, maps};
+use crate::os::{clock, limits, maps};
 use crate::range::PageRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -62,8 +62,7 @@ impl MappingRoom {
 
 /// Milliseconds since the machine's start; never 0.
 fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000 + 1
+    clock::monotonic().as_millis() as u64 + 1
 }
 
 /// Returns whether the range consists of whole mappings. Also `false` where only a reading of all

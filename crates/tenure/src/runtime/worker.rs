@@ -15,8 +15,7 @@ use crate::os::signal::Blocked;
 use crate::os::stack::Stack;
 use crate::os::thread::{self, can_allocate, spawn_apart};
 use crate::os::tid;
-use crate::os::{generation, own_table, pagemap, seccomp, uffd};
-use rustix::time::{clock_gettime, ClockId};
+use crate::os::{clock, generation, own_table, pagemap, seccomp, uffd};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -342,7 +341,7 @@ fn create_new(call: &'static str, process: u64) -> Result<()> {
 /// the program has ended it. Not if the caller has got a seccomp filter since the last start, which
 /// may kill the process for a new thread. Tries once a second.
 pub(crate) fn start_unasked(call: &'static str) {
-    let second = clock_gettime(ClockId::Monotonic).tv_sec as u64;
+    let second = clock::monotonic().as_secs();
     if running() || second < WORKER.not_before.load(Ordering::Relaxed) {
         return;
     }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "takes over a lock in a forked child")]
 
 use crate::os::room_now::Files;
-use crate::os::{generation, memory_group};
+use crate::os::{clock, generation, memory_group};
 use crate::runtime::lock::{Lock, Rank};
 use crate::sync::Ordering;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -59,8 +59,7 @@ fn leave(above: i64, margin: u64) -> i64 {
 
 /// Returns the machine's clock in microseconds.
 pub(super) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+    clock::monotonic().as_micros() as u64
 }
 
 /// Returns the smallest margin: a quarter of the limit, at most 512 MiB. A sixth was too little

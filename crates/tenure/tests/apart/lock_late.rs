@@ -153,6 +153,32 @@ fn what_other_code_locks_after_a_guard_was_weakened_is_its_own() {
     });
 }
 
+/// Other code has unmapped pages of the range since, and has mapped its own.
+#[test]
+fn a_failed_change_is_undone_around_what_other_code_mapped() {
+    promised(this_test!(), || {
+        let area = Area::apart(64);
+        let mut all = lock(area.page(0), 64 * PAGE, When::Now).unwrap();
+        let _last = lock(area.page(60), 4 * PAGE, When::Now).unwrap();
+        area.unmap(20, 1);
+        area.unmap(40, 1);
+        let flags = ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: the page was unmapped just now.
+        let there = unsafe { libc::mmap(area.page(20).cast(), PAGE, RW, flags, -1, 0) };
+        assert_eq!(there, area.page(20).cast());
+        let Some((at, len)) = fill_mappings() else {
+            skip!("vm.max_map_count is too large to be reached here");
+        };
+        let error = all.set(When::OnFault).unwrap_err();
+        // SAFETY: the filler's own range.
+        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        assert_eq!(error.errno(), libc::ENOMEM, "{error}");
+        let mut expected = [Full; 64];
+        (expected[20], expected[40]) = (Not, Held::Hole);
+        assert_eq!(area.held(), expected);
+    });
+}
+
 /// The kernel would have to split the mapping.
 #[test]
 fn what_munmap_cannot_cut_stays_locked() {
