@@ -63,22 +63,32 @@ pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
     parts.iter().find_map(|part| {
         let refused = match part.way {
             Way::Drop => dropping_is_refused(part),
-            Way::Remove if files && !is_watched(part.range) => {
-                advise::try_to_remove_past_end(part.range, part.mapping.readable)
-                    .and_then(|removed| removed.err().filter(|errno| *errno != Errno::INVAL))
-            }
+            Way::Remove if files => removing_is_refused(part),
             Way::Remove => None,
         };
         refused.map(|errno| (part, errno))
     })
 }
 
+fn removing_is_refused(part: &Part) -> Option<Errno> {
+    match is_watched(part.range) {
+        Ok(true) => None,
+        Ok(false) => advise::try_to_remove_past_end(part.range, part.mapping.readable)
+            .and_then(|removed| removed.err().filter(|errno| *errno != Errno::INVAL)),
+        Err(errno) => Some(errno),
+    }
+}
+
 fn dropping_is_refused(part: &Part) -> Option<Errno> {
     if part.backing == Backing::HugeTlb && !advise::knows_locked_drop(part.range) {
         return Some(Errno::INVAL); // before 5.18
     }
-    if part.backing == Backing::Anonymous && !part.mapping.writable && is_sealed(part.range) {
-        return Some(Errno::PERM);
+    if part.backing == Backing::Anonymous && !part.mapping.writable {
+        match is_sealed(part.range) {
+            Ok(true) => return Some(Errno::PERM),
+            Ok(false) => {}
+            Err(errno) => return Some(errno),
+        }
     }
     advise::drop_is_refused(part.range)
 }
@@ -94,27 +104,30 @@ pub(super) fn may_be_device(part: PageRange, mapping: &Mapping, name: &str) -> b
         return false;
     }
     // A device refuses to remove what lies past its end, and a file does not.
-    is_watched(part) || advise::try_to_remove_past_end(part, mapping.readable) != Some(Ok(()))
+    is_watched(part) != Ok(false)
+        || advise::try_to_remove_past_end(part, mapping.readable) != Some(Ok(()))
 }
 
 /// Returns whether a userfaultfd watches a part of one mapping. Its owner would hear of the copy.
-fn is_watched(part: PageRange) -> bool {
-    let mut watched = false;
-    let flags = ["um", "uw", "ui"];
-    let _ = smaps::each_entry(part, |entry| watched |= flags.iter().any(|flag| entry.has(flag)));
-    watched
+fn is_watched(part: PageRange) -> Result<bool, Errno> {
+    has_flag(part, &["um", "uw", "ui"])
 }
 
 /// Returns whether a part of one mapping is sealed (`mseal`).
-fn is_sealed(part: PageRange) -> bool {
+fn is_sealed(part: PageRange) -> Result<bool, Errno> {
     if detach::may_be_unmapped_from(part.start).is_ok() {
         detach::learn_whether_seals_are_seen();
         if detach::seals_are_seen() {
-            return false;
+            return Ok(false);
         }
     }
     // The kernel does not show seals to that call (6.12 to 6.16), or a filter refuses it.
-    let mut sealed = false;
-    let _ = smaps::each_entry(part, |entry| sealed |= entry.has("sl"));
-    sealed
+    has_flag(part, &["sl"])
+}
+
+/// Returns whether smaps shows one of the flags for a mapping of the range.
+fn has_flag(range: PageRange, flags: &[&str]) -> Result<bool, Errno> {
+    let mut has = false;
+    smaps::each_entry(range, |entry| has |= flags.iter().any(|flag| entry.has(flag)))?;
+    Ok(has)
 }
