@@ -431,7 +431,8 @@ fn locked_in(part: PageRange) -> std::result::Result<Vec<PageRange>, NotLowered>
     Ok(locked)
 }
 
-/// Lowers the lock of a part that lies in one mapping. After an error it is as it was.
+/// Lowers the lock of a part that lies in one mapping. After an error it is as it was, if no other
+/// thread has unmapped some of it meanwhile.
 fn lower(part: PageRange, to: Level) -> std::result::Result<(), NotLowered> {
     let (step, done) = match to {
         Level::Unlocked => (UNLOCKS, mlock::unlock(part)),

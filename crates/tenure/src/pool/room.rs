@@ -24,6 +24,9 @@ const DOUBLINGS_AT_ONCE: u32 = 2;
 /// `malloc-large` (`tenure bench lazy-free`) took 1300, and needed three times as long for it.
 const TAKEN_AGAIN: u64 = 32 << 20;
 const OFTEN_A_SECOND: u64 = 256 << 20;
+/// One of these doublings ends after this time: the program may do something else by now. If it does
+/// not, it takes [`TAKEN_AGAIN`] to double again, which is 1 percent of this time.
+const LASTS: Duration = Duration::from_secs(2);
 /// A smaller run without pages makes no other run return its pages: a system call for each would
 /// cost more than their pages.
 const ROOM_FROM: usize = 512 << 10;
@@ -33,10 +36,12 @@ struct Room {
     most_in_use: AtomicU64,
     /// How often [`MORE`] has doubled.
     doublings: AtomicU32,
-    /// The bytes that the program has taken again since the instant below.
+    /// The bytes that the program has taken again since the time below.
     taken_again: AtomicU64,
-    /// In nanoseconds of the monotonic clock.
-    since: AtomicU64,
+    /// In nanoseconds of the monotonic clock, as the next.
+    counted_from: AtomicU64,
+    /// When `doublings` changed.
+    changed_at: AtomicU64,
 }
 
 /// For the whole process, as the pool is.
@@ -60,7 +65,7 @@ pub(super) fn make(reservation: &Reservation, spot: Spot, bytes: usize) {
     let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
     let in_use = bytes as u64 + others.max(0) as u64;
     let most = in_use.max(ROOM.most_in_use.fetch_max(in_use, Ordering::Relaxed));
-    let may = (most + ROOM.more(most)).saturating_sub(in_use);
+    let may = (most + ROOM.more(in_use, most, clock::monotonic)).saturating_sub(in_use);
     let free = central_list::free_bytes();
     if free > may {
         let least = may.max(free.saturating_sub(bytes as u64));
@@ -74,40 +79,57 @@ impl Room {
             most_in_use: AtomicU64::new(0),
             doublings: AtomicU32::new(0),
             taken_again: AtomicU64::new(0),
-            since: AtomicU64::new(0),
+            counted_from: AtomicU64::new(0),
+            changed_at: AtomicU64::new(0),
         }
     }
 
     /// How many bytes may be free beside the most that were in use.
-    fn more(&self, most_in_use: u64) -> u64 {
-        let more = MORE << self.doublings.load(Ordering::Relaxed);
-        let at_most = most_in_use.max(MORE << DOUBLINGS_AT_ONCE);
-        more.min(at_most).max(most_in_use / PART_MORE)
+    fn more(&self, in_use: u64, most_in_use: u64, now: impl Fn() -> Duration) -> u64 {
+        let doublings = self.doublings.load(Ordering::Relaxed);
+        if doublings > DOUBLINGS_AT_ONCE {
+            let now = nanoseconds(now());
+            let changed_at = self.changed_at.load(Ordering::Relaxed);
+            if now.saturating_sub(changed_at) >= nanoseconds(LASTS) {
+                self.change(doublings, doublings - 1, now);
+            }
+        }
+        let at_most = in_use.max(MORE << DOUBLINGS_AT_ONCE);
+        (MORE << doublings).min(at_most).max(most_in_use / PART_MORE)
     }
 
     /// The program uses a run after all, so more memory may stay free.
     fn took_again(&self, bytes: u64, now: impl Fn() -> Duration) {
         let doublings = self.doublings.load(Ordering::Relaxed);
-        let is_less_than_in_use = || (MORE << doublings) < self.most_in_use.load(Ordering::Relaxed);
-        if doublings < DOUBLINGS_AT_ONCE || self.takes_often(bytes, now) && is_less_than_in_use() {
-            // Two threads that do so at once count once.
-            self.doublings.store(doublings + 1, Ordering::Relaxed);
+        if doublings < DOUBLINGS_AT_ONCE {
+            self.change(doublings, doublings + 1, 0);
+            return;
         }
-    }
-
-    /// Counts bytes that the program takes again. `true`: [`TAKEN_AGAIN`] are full, and it takes
-    /// [`OFTEN_A_SECOND`].
-    fn takes_often(&self, bytes: u64, now: impl Fn() -> Duration) -> bool {
         let taken = self.taken_again.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // One thread alone gets them all.
         if taken < TAKEN_AGAIN || self.taken_again.swap(0, Ordering::Relaxed) < TAKEN_AGAIN {
-            return false;
+            return;
         }
-        let now = now().as_nanos() as u64;
+        let now = nanoseconds(now());
         // The first time it is the time since the machine's start, which is long.
-        let passed = now.saturating_sub(self.since.swap(now, Ordering::Relaxed));
-        taken as f64 >= OFTEN_A_SECOND as f64 * Duration::from_nanos(passed).as_secs_f64()
+        let passed = now.saturating_sub(self.counted_from.swap(now, Ordering::Relaxed));
+        let is_often = taken as f64 >= OFTEN_A_SECOND as f64 * (passed as f64 / 1e9);
+        if is_often && (MORE << doublings) < self.most_in_use.load(Ordering::Relaxed) {
+            self.change(doublings, doublings + 1, now);
+        }
     }
+
+    /// Changes the doublings, unless another thread has changed them meanwhile.
+    fn change(&self, from: u32, to: u32, now: u64) {
+        let order = Ordering::Relaxed;
+        if self.doublings.compare_exchange(from, to, order, order).is_ok() {
+            self.changed_at.store(now, order);
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 #[cfg(test)]
@@ -116,23 +138,36 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns how many MiB may be free at the end of a program that uses 300 MiB, and that takes
-    /// 10 MiB again every so many milliseconds.
-    fn after_taking_again_each(pause_ms: u64) -> u64 {
-        let room = Room::new();
+    /// A program that has used 300 MiB, and takes 10 MiB again every so many milliseconds. Returns
+    /// the time of the last.
+    fn take_again(room: &Room, from_ms: u64, pause_ms: u64) -> u64 {
         room.most_in_use.store(300 * MIB, Ordering::Relaxed);
+        let at = |turn| from_ms + turn * pause_ms;
         for turn in 0..100 {
-            room.took_again(10 * MIB, || {
-                Duration::from_secs(1000) + Duration::from_millis(turn * pause_ms)
-            });
+            room.took_again(10 * MIB, || Duration::from_millis(at(turn)));
         }
-        room.more(300 * MIB) / MIB
+        at(99)
+    }
+
+    /// In MiB, for a program that uses so many.
+    fn may_be_free(room: &Room, in_use: u64, at_ms: u64) -> u64 {
+        room.more(in_use * MIB, 300 * MIB, || Duration::from_millis(at_ms)) / MIB
     }
 
     #[test]
-    fn memory_that_is_taken_again_often_stays_free() {
-        assert_eq!(Room::new().more(0) / MIB, 4);
-        assert_eq!(after_taking_again_each(100), 18, "a sixteenth of the bytes in use");
-        assert_eq!(after_taking_again_each(10), 300, "as much as is in use");
+    fn memory_that_is_taken_again_often_stays_free_for_a_while() {
+        let start = 1_000_000;
+        assert_eq!(may_be_free(&Room::new(), 0, start), 18, "a sixteenth of the most");
+
+        let room = Room::new();
+        let end = take_again(&room, start, 100);
+        assert_eq!(may_be_free(&room, 300, end), 18, "100 MiB a second");
+
+        let end = take_again(&room, end + 100, 10);
+        assert_eq!(may_be_free(&room, 300, end), 300, "1,000 MiB a second");
+        assert_eq!(may_be_free(&room, 100, end), 100, "the program has become smaller");
+
+        let later = (0..10).map(|turn| may_be_free(&room, 300, end + 3000 * turn));
+        assert_eq!(later.collect::<Vec<_>>(), [300, 300, 256, 128, 64, 32, 18, 18, 18, 18]);
     }
 }

@@ -52,12 +52,11 @@ extern "C" fn on_trap(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let [low, high] = [0, 1].map(|n| CODE[n].load(Ordering::Relaxed));
     let step = STEPS.fetch_add(1, Ordering::Relaxed);
     let near = step < EACH.load(Ordering::Relaxed);
-    if !((low..high).contains(&at) || is_plain_call(at))
-        || !(near || step % STRIDE.load(Ordering::Relaxed) == 0)
-    {
+    let beside = BESIDE.load(Ordering::Relaxed);
+    let may_fork = (low..high).contains(&at) || beside && is_plain_call(at);
+    if !may_fork || !(near || step % STRIDE.load(Ordering::Relaxed) == 0) {
         return;
     }
-    let beside = BESIDE.load(Ordering::Relaxed);
     if beside && WAITING[MOST_BESIDE - 1].load(Ordering::Relaxed) != 0 {
         return;
     }
