@@ -14,9 +14,9 @@ const LOOK: Duration = Duration::from_millis(50);
 const LAST: Duration = Duration::from_secs(10);
 
 /// Runs a program without input to its end, with the processes that it starts in its group, and
-/// returns its output. If one of them hangs, all are killed, and so says the status: after `limit`, and
-/// the time for which the machine [stalls](Deadline). A bound inside the program would know nothing of
-/// such stalls.
+/// returns its output. If the program, or one that keeps its output open, hangs, all are killed, and so
+/// says the status: after `limit`, and the time for which the machine [stalls](Deadline). A bound inside
+/// the program would know nothing of such stalls.
 ///
 /// # Errors
 /// As [`Command::output`]. `TimedOut`: a process that left the group keeps the output open.
@@ -101,8 +101,10 @@ mod tests {
         let outside =
             "setsid sh -c 'echo $$ >$0; exec sleep 1000' $0 & until [ -s $0 ]; do :; done";
         let mut command = Command::new("sh");
-        let error = output_within_and(command.args(["-c", outside]).arg(&file), 10 * soon, soon);
-        let number = std::fs::read_to_string(&file).unwrap();
+        // Long enough for the start of three programs from a slow disk.
+        let error = output_within_and(command.args(["-c", outside]).arg(&file), 20 * soon, soon);
+        let number = std::fs::read_to_string(&file);
+        let number = number.unwrap_or_else(|none| panic!("{none}: {error:?}"));
         std::fs::remove_file(&file).unwrap();
         let left = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
         kill_process(left, Signal::KILL).unwrap();

@@ -6,7 +6,7 @@ use super::reservation::{Reservation, Spot};
 use super::run::flag;
 use super::{central_list, decay};
 use crate::os::clock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The bytes in use and the free ones together may be as many as were ever in use, and so many
@@ -25,7 +25,7 @@ const DOUBLINGS_AT_ONCE: u32 = 2;
 const TAKEN_AGAIN: u64 = 32 << 20;
 const OFTEN_A_SECOND: u64 = 256 << 20;
 /// One of these doublings ends after this time: the program may do something else by now. If it does
-/// not, it takes [`TAKEN_AGAIN`] to double again, which is 1 percent of this time.
+/// not, it doubles again after [`TAKEN_AGAIN`]: these page faults take at most 1 percent of this time.
 const LASTS: Duration = Duration::from_secs(2);
 /// A smaller run without pages makes no other run return its pages: a system call for each would
 /// cost more than their pages.
@@ -34,14 +34,29 @@ const ROOM_FROM: usize = 512 << 10;
 struct Room {
     /// The most bytes that were in use when a run got new pages.
     most_in_use: AtomicU64,
-    /// How often [`MORE`] has doubled.
-    doublings: AtomicU32,
+    /// How often [`MORE`] has doubled, and since when.
+    doubled: AtomicU64,
     /// The bytes that the program has taken again since the time below.
     taken_again: AtomicU64,
-    /// In nanoseconds of the monotonic clock, as the next.
+    /// In milliseconds of the monotonic clock.
     counted_from: AtomicU64,
-    /// When `doublings` changed.
-    changed_at: AtomicU64,
+}
+
+/// In one word, so that a thread never sees the one without the other.
+#[derive(Clone, Copy)]
+struct Doubled {
+    times: u32,
+    since_ms: u64,
+}
+
+impl Doubled {
+    fn of(word: u64) -> Doubled {
+        Doubled { times: (word & 0xff) as u32, since_ms: word >> 8 }
+    }
+
+    fn word(self) -> u64 {
+        self.since_ms << 8 | u64::from(self.times)
+    }
 }
 
 /// For the whole process, as the pool is.
@@ -77,32 +92,36 @@ impl Room {
     const fn new() -> Room {
         Room {
             most_in_use: AtomicU64::new(0),
-            doublings: AtomicU32::new(0),
+            doubled: AtomicU64::new(0),
             taken_again: AtomicU64::new(0),
             counted_from: AtomicU64::new(0),
-            changed_at: AtomicU64::new(0),
         }
     }
 
     /// How many bytes may be free beside the most that were in use.
     fn more(&self, in_use: u64, most_in_use: u64, now: impl Fn() -> Duration) -> u64 {
-        let doublings = self.doublings.load(Ordering::Relaxed);
-        if doublings > DOUBLINGS_AT_ONCE {
-            let now = nanoseconds(now());
-            let changed_at = self.changed_at.load(Ordering::Relaxed);
-            if now.saturating_sub(changed_at) >= nanoseconds(LASTS) {
-                self.change(doublings, doublings - 1, now);
+        let doubled = self.doubled();
+        let mut times = doubled.times;
+        if times > DOUBLINGS_AT_ONCE {
+            let now_ms = milliseconds(now());
+            let ended = now_ms.saturating_sub(doubled.since_ms) / milliseconds(LASTS);
+            if ended > 0 {
+                times = times.saturating_sub(ended.min(64) as u32).max(DOUBLINGS_AT_ONCE);
+                self.change(doubled, Doubled { times, since_ms: now_ms });
+                self.taken_again.store(0, Ordering::Relaxed);
+                self.counted_from.store(now_ms, Ordering::Relaxed);
             }
         }
         let at_most = in_use.max(MORE << DOUBLINGS_AT_ONCE);
-        (MORE << doublings).min(at_most).max(most_in_use / PART_MORE)
+        (MORE << times).min(at_most).max(most_in_use / PART_MORE)
     }
 
     /// The program uses a run after all, so more memory may stay free.
     fn took_again(&self, bytes: u64, now: impl Fn() -> Duration) {
-        let doublings = self.doublings.load(Ordering::Relaxed);
-        if doublings < DOUBLINGS_AT_ONCE {
-            self.change(doublings, doublings + 1, 0);
+        let doubled = self.doubled();
+        let times = doubled.times + 1;
+        if times <= DOUBLINGS_AT_ONCE {
+            self.change(doubled, Doubled { times, since_ms: 0 });
             return;
         }
         let taken = self.taken_again.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -110,26 +129,28 @@ impl Room {
         if taken < TAKEN_AGAIN || self.taken_again.swap(0, Ordering::Relaxed) < TAKEN_AGAIN {
             return;
         }
-        let now = nanoseconds(now());
+        let now_ms = milliseconds(now());
         // The first time it is the time since the machine's start, which is long.
-        let passed = now.saturating_sub(self.counted_from.swap(now, Ordering::Relaxed));
-        let is_often = taken as f64 >= OFTEN_A_SECOND as f64 * (passed as f64 / 1e9);
-        if is_often && (MORE << doublings) < self.most_in_use.load(Ordering::Relaxed) {
-            self.change(doublings, doublings + 1, now);
+        let passed = now_ms.saturating_sub(self.counted_from.swap(now_ms, Ordering::Relaxed));
+        let is_often = u128::from(taken) * 1000 >= u128::from(OFTEN_A_SECOND) * u128::from(passed);
+        if is_often && (MORE << doubled.times) < self.most_in_use.load(Ordering::Relaxed) {
+            self.change(doubled, Doubled { times, since_ms: now_ms });
         }
     }
 
-    /// Changes the doublings, unless another thread has changed them meanwhile.
-    fn change(&self, from: u32, to: u32, now: u64) {
+    fn doubled(&self) -> Doubled {
+        Doubled::of(self.doubled.load(Ordering::Relaxed))
+    }
+
+    /// Does nothing if another thread has changed them meanwhile.
+    fn change(&self, from: Doubled, to: Doubled) {
         let order = Ordering::Relaxed;
-        if self.doublings.compare_exchange(from, to, order, order).is_ok() {
-            self.changed_at.store(now, order);
-        }
+        let _ = self.doubled.compare_exchange(from.word(), to.word(), order, order);
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    time.as_nanos() as u64
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis() as u64
 }
 
 #[cfg(test)]
@@ -167,7 +188,14 @@ mod tests {
         assert_eq!(may_be_free(&room, 300, end), 300, "1,000 MiB a second");
         assert_eq!(may_be_free(&room, 100, end), 100, "the program has become smaller");
 
-        let later = (0..10).map(|turn| may_be_free(&room, 300, end + 3000 * turn));
-        assert_eq!(later.collect::<Vec<_>>(), [300, 300, 256, 128, 64, 32, 18, 18, 18, 18]);
+        let later = |turns: u64| may_be_free(&room, 300, end + 2500 * turns);
+        let later: Vec<_> = (0..8).map(later).collect();
+        assert_eq!(later, [300, 256, 128, 64, 32, 18, 18, 18]);
+
+        let end = take_again(&room, end + 30_000, 10);
+        assert_eq!(may_be_free(&room, 300, end + 2001), 256);
+        room.took_again(32 * MIB, || Duration::from_millis(end + 2050));
+        assert_eq!(may_be_free(&room, 300, end + 2051), 300, "it goes on");
+        assert_eq!(may_be_free(&room, 300, end + 3_600_000), 18, "an hour later");
     }
 }

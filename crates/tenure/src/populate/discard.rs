@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "drops what the program gives up")]
 
 use super::backing::Backing;
-use super::discard_parts::{first_that_would_stay, may_be_device, Part, Way};
+use super::discard_parts::{first_that_would_stay, may_be_device, Part, Shown, Stays, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::{self, Described};
 use crate::os::{advise, smaps};
@@ -57,9 +57,9 @@ use rustix::io::Errno;
 ///
 /// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50
 /// ns for each page that was there. In a range of several mappings it also costs four system calls
-/// for each part of shared memory, if those belong to several files. For each part of anonymous
-/// memory that is not writable it costs a system call, and on Linux 6.12 to 6.16 a reading of
-/// `/proc/self/smaps`.
+/// for each part of shared memory, if those belong to several files, and one for each part of
+/// anonymous memory that is not writable. For the shared ones, and for the others on Linux 6.12 to
+/// 6.16, it reads `/proc/self/smaps` once: 10 ns for each page that is mapped below the range's end.
 ///
 /// # Safety
 /// The program holds no reference to the bytes, and nothing relies on their contents.
@@ -81,6 +81,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         Error::system(call, "looking up the mappings in /proc/self/maps", errno)
             .on(range.start, len)
     })?;
+    let shown = Shown::of(range);
     let mut at = range.start;
     let mut parts = Vec::new();
     for described in &found {
@@ -90,7 +91,8 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         let end = described.mapping.end.min(range.end);
         let part = PageRange::new(at, end);
         parts.push(
-            planned(described, part).map_err(|(kind, why, remedy)| error(kind, why, remedy))?,
+            planned(described, part, &shown)
+                .map_err(|(kind, why, remedy)| error(kind, why, remedy))?,
         );
         at = end;
     }
@@ -98,8 +100,13 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         let why = text!("nothing is mapped at {at:#x}");
         return Err(error(ErrorKind::NotMapped, why, "discard only what is mapped"));
     }
-    if let Some((part, errno)) = first_that_would_stay(&parts) {
-        return Err(refused(range, part, errno));
+    match first_that_would_stay(&parts, &shown) {
+        None => {}
+        Some((part, Stays::Refused(errno))) => return Err(refused(range, part, errno)),
+        Some((part, Stays::Unknown(errno))) => {
+            let step = "looking in /proc/self/smaps whether it is sealed";
+            return Err(Error::system(call, step, errno).on(part.range.start, part.range.len()));
+        }
     }
     // First those whose refusal the kernel may not show beforehand.
     parts.sort_by_key(Part::rank);
@@ -121,6 +128,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
 fn planned(
     described: &Described,
     part: PageRange,
+    shown: &Shown,
 ) -> std::result::Result<Part, (ErrorKind, Text, &'static str)> {
     let backing = Backing::of(described);
     let start = part.start;
@@ -147,7 +155,8 @@ fn planned(
         let why = text!("the shared memory at {start:#x} is mapped read-only");
         return Err((ErrorKind::NoAccess, why, "mprotect it with PROT_WRITE first"));
     }
-    if backing == Backing::Tmpfs && may_be_device(part, &described.mapping, &described.name) {
+    if backing == Backing::Tmpfs && may_be_device(part, &described.mapping, &described.name, shown)
+    {
         let why = text!("at {start:#x} may be a device: discarding it would lose its data");
         return Err((ErrorKind::WrongMapping, why, "discard private mappings and memory"));
     }

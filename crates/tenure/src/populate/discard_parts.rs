@@ -3,9 +3,11 @@
 use super::backing::Backing;
 use crate::os::maps_line::Mapping;
 use crate::os::mlock::{self, Seen};
-use crate::os::{advise, detach, files, smaps};
+use crate::os::smaps::{self, Entry};
+use crate::os::{advise, detach, files};
 use crate::range::PageRange;
 use rustix::io::Errno;
+use std::cell::OnceCell;
 
 /// How a part is discarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,14 +45,69 @@ impl Part {
     }
 }
 
-/// Returns the first part that the kernel will refuse, and its error. Discards nothing.
-pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
+/// What smaps shows of the range's mappings. It is read once, and only if a question needs it: that
+/// walks the page tables of all memory up to the range's end.
+pub(super) struct Shown {
+    range: PageRange,
+    entries: OnceCell<Result<Vec<Entry>, Errno>>,
+}
+
+impl Shown {
+    pub fn of(range: PageRange) -> Shown {
+        Shown { range, entries: OnceCell::new() }
+    }
+
+    /// Returns whether a mapping of the part has one of the flags.
+    fn has(&self, part: PageRange, flags: &[&str]) -> Result<bool, Errno> {
+        let read = || {
+            let mut entries = Vec::new();
+            smaps::each_entry(self.range, |entry| entries.push(entry))?;
+            Ok(entries)
+        };
+        let entries = self.entries.get_or_init(read).as_ref().map_err(|errno| *errno)?;
+        let first = entries.partition_point(|entry| entry.mapping.end <= part.start);
+        let of_part = entries[first..].iter().take_while(|entry| entry.mapping.start < part.end);
+        Ok(of_part.flat_map(|entry| flags.iter().map(|flag| entry.has(flag))).any(|has| has))
+    }
+
+    /// Returns whether a userfaultfd watches the part. Its owner would hear of a copy. Where smaps
+    /// cannot be read, it hears of one: a refusal would harm more.
+    fn is_watched(&self, part: PageRange) -> bool {
+        self.has(part, &["um", "uw", "ui"]).unwrap_or(false)
+    }
+
+    /// Returns whether the part is sealed (`mseal`).
+    fn is_sealed(&self, part: PageRange) -> Result<bool, Errno> {
+        if detach::may_be_unmapped_from(part.start).is_ok() {
+            detach::learn_whether_seals_are_seen();
+            if detach::seals_are_seen() {
+                return Ok(false);
+            }
+        }
+        // The kernel does not show seals to that call (6.12 to 6.16), or a filter refuses it.
+        self.has(part, &["sl"])
+    }
+}
+
+/// Why a part would stay.
+pub(super) enum Stays {
+    /// The kernel refuses it with this error.
+    Refused(Errno),
+    /// smaps cannot be read, so it is not known.
+    Unknown(Errno),
+}
+
+/// Returns the first part that the kernel will refuse, and why. Discards nothing.
+pub(super) fn first_that_would_stay<'a>(
+    parts: &'a [Part],
+    shown: &Shown,
+) -> Option<(&'a Part, Stays)> {
     let locked = |part: &&Part| {
         mlock::seen(part.range) == Ok(Seen::Locked)
             && (part.way == Way::Remove || !advise::knows_locked_drop(part.range))
     };
     if let Some(part) = parts.iter().find(locked) {
-        return Some((part, Errno::INVAL));
+        return Some((part, Stays::Refused(Errno::INVAL)));
     }
     if parts.len() < 2 {
         // One call discards all of it or nothing.
@@ -61,41 +118,36 @@ pub(super) fn first_that_would_stay(parts: &[Part]) -> Option<(&Part, Errno)> {
     let first = removed.next().map(Part::file);
     let files = removed.any(|part| Some(part.file()) != first);
     parts.iter().find_map(|part| {
-        let refused = match part.way {
-            Way::Drop => dropping_is_refused(part),
-            Way::Remove if files => removing_is_refused(part),
+        let stays = match part.way {
+            Way::Drop => would_not_drop(part, shown),
+            Way::Remove if files && !shown.is_watched(part.range) => {
+                advise::try_to_remove_past_end(part.range, part.mapping.readable)
+                    .and_then(|removed| removed.err().filter(|errno| *errno != Errno::INVAL))
+                    .map(Stays::Refused)
+            }
             Way::Remove => None,
         };
-        refused.map(|errno| (part, errno))
+        stays.map(|stays| (part, stays))
     })
 }
 
-fn removing_is_refused(part: &Part) -> Option<Errno> {
-    match is_watched(part.range) {
-        Ok(true) => None,
-        Ok(false) => advise::try_to_remove_past_end(part.range, part.mapping.readable)
-            .and_then(|removed| removed.err().filter(|errno| *errno != Errno::INVAL)),
-        Err(errno) => Some(errno),
-    }
-}
-
-fn dropping_is_refused(part: &Part) -> Option<Errno> {
+fn would_not_drop(part: &Part, shown: &Shown) -> Option<Stays> {
     if part.backing == Backing::HugeTlb && !advise::knows_locked_drop(part.range) {
-        return Some(Errno::INVAL); // before 5.18
+        return Some(Stays::Refused(Errno::INVAL)); // before 5.18
     }
     if part.backing == Backing::Anonymous && !part.mapping.writable {
-        match is_sealed(part.range) {
-            Ok(true) => return Some(Errno::PERM),
+        match shown.is_sealed(part.range) {
+            Ok(true) => return Some(Stays::Refused(Errno::PERM)),
             Ok(false) => {}
-            Err(errno) => return Some(errno),
+            Err(errno) => return Some(Stays::Unknown(errno)),
         }
     }
-    advise::drop_is_refused(part.range)
+    advise::drop_is_refused(part.range).map(Stays::Refused)
 }
 
 /// Returns whether the file of a shared mapping in a tmpfs may be a device's node, as they lie in a
 /// container's `/dev`: its disk would lose the data. What cannot be found out counts as one.
-pub(super) fn may_be_device(part: PageRange, mapping: &Mapping, name: &str) -> bool {
+pub(super) fn may_be_device(part: PageRange, mapping: &Mapping, name: &str, shown: &Shown) -> bool {
     if let Some(is_regular) = files::is_regular(mapping, name) {
         return !is_regular;
     }
@@ -104,30 +156,5 @@ pub(super) fn may_be_device(part: PageRange, mapping: &Mapping, name: &str) -> b
         return false;
     }
     // A device refuses to remove what lies past its end, and a file does not.
-    is_watched(part) != Ok(false)
-        || advise::try_to_remove_past_end(part, mapping.readable) != Some(Ok(()))
-}
-
-/// Returns whether a userfaultfd watches a part of one mapping. Its owner would hear of the copy.
-fn is_watched(part: PageRange) -> Result<bool, Errno> {
-    has_flag(part, &["um", "uw", "ui"])
-}
-
-/// Returns whether a part of one mapping is sealed (`mseal`).
-fn is_sealed(part: PageRange) -> Result<bool, Errno> {
-    if detach::may_be_unmapped_from(part.start).is_ok() {
-        detach::learn_whether_seals_are_seen();
-        if detach::seals_are_seen() {
-            return Ok(false);
-        }
-    }
-    // The kernel does not show seals to that call (6.12 to 6.16), or a filter refuses it.
-    has_flag(part, &["sl"])
-}
-
-/// Returns whether smaps shows one of the flags for a mapping of the range.
-fn has_flag(range: PageRange, flags: &[&str]) -> Result<bool, Errno> {
-    let mut has = false;
-    smaps::each_entry(range, |entry| has |= flags.iter().any(|flag| entry.has(flag)))?;
-    Ok(has)
+    shown.is_watched(part) || advise::try_to_remove_past_end(part, mapping.readable) != Some(Ok(()))
 }

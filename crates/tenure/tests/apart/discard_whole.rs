@@ -215,6 +215,30 @@ fn where_a_filter_refuses_one_kind_of_advice() {
     }
 }
 
+/// As in a sandbox after its start.
+#[test]
+fn where_no_file_can_be_opened_any_more() {
+    in_child(this_test!(), &[], || {
+        let raw = anonymous();
+        let before = anonymous();
+        over(&raw, 1, libc::MAP_SHARED, &shared_file());
+        over(&raw, 2, libc::MAP_SHARED, &shared_file());
+        discarded(&before).unwrap();
+        let opens = [libc::SYS_openat, libc::SYS_openat2];
+        let filter = opens
+            .iter()
+            .fold(Filter::new(), |filter, open| filter.refuse(Call::Number(*open), Errno::ACCESS));
+        filter.install_this_thread().expect("a seccomp filter needs no rights");
+        match discarded(&raw) {
+            Ok(()) => assert!((0..4 * PART).all(|page| raw.byte(page) == 0), "something is left"),
+            Err(error) if error.to_string().contains("/proc/self/maps") => {
+                skip!("no PROCMAP_QUERY before Linux 6.11");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    });
+}
+
 #[test]
 fn beside_a_sealed_file_that_can_only_be_written() {
     in_child(this_test!(), &[], || {

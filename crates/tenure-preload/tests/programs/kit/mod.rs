@@ -215,5 +215,6 @@ pub fn done(about: &str, command: &mut Command) -> Output {
 
 /// Runs a command. If it hangs, it is killed.
 pub fn attempt(command: &mut Command) -> Output {
-    output_within(command, Duration::from_secs(120)).expect("it starts")
+    let output = output_within(command, Duration::from_secs(120));
+    output.unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
