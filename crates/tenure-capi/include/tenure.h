@@ -2116,9 +2116,12 @@ int tenure_populate_detach(struct tenure_populating *p);
  * page of hugetlbfs; locked shared memory, or any locked memory before Linux 5.18. EACCES: shared
  * memory mapped read-only. ENOMEM: part of it is not mapped. EPERM: anonymous memory that is
  * sealed (mseal) and not writable; shared memory whose file is sealed (F_SEAL_FUTURE_WRITE) or
- * immutable; a filter that refuses madvise.
+ * immutable; a filter that refuses madvise. An error of reading /proc/self/maps; or of
+ * /proc/self/smaps, if a part of anonymous memory that is not writable may be sealed, and Linux 6.12
+ * to 6.16 or a filter does not tell otherwise.
  */
-int tenure_discard(void *addr, size_t len);
+int tenure_discard(void *addr,
+                   size_t len);
 
 /**
  * Locks the pages that [addr, addr + len) touches, as tenure_mlock2 does, until tenure_unlock.

@@ -470,7 +470,9 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// page of hugetlbfs; locked shared memory, or any locked memory before Linux 5.18. EACCES: shared
 /// memory mapped read-only. ENOMEM: part of it is not mapped. EPERM: anonymous memory that is
 /// sealed (mseal) and not writable; shared memory whose file is sealed (F_SEAL_FUTURE_WRITE) or
-/// immutable; a filter that refuses madvise.
+/// immutable; a filter that refuses madvise. An error of reading /proc/self/maps; or of
+/// /proc/self/smaps, if a part of anonymous memory that is not writable may be sealed, and Linux 6.12
+/// to 6.16 or a filter does not tell otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_discard(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_discard", || {

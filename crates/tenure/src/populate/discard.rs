@@ -53,6 +53,8 @@ use rustix::io::Errno;
 /// - `EPERM`: anonymous memory that is sealed (`mseal`) and not writable; shared memory whose file
 ///   is sealed (`F_SEAL_FUTURE_WRITE`) or immutable; a filter that refuses `madvise`.
 /// - `ENOMEM`: part of it is not mapped.
+/// - an error of reading `/proc/self/maps`; or of `/proc/self/smaps`, if a part of anonymous memory
+///   that is not writable may be sealed, and Linux 6.12 to 6.16 or a filter does not tell otherwise.
 /// - `EOPNOTSUPP`: huge pages of a pool, mapped privately, before Linux 5.18.
 ///
 /// Needs `MADV_DONTNEED_LOCKED` (5.18) for locked memory. Costs a look at each mapping and about 50

@@ -42,6 +42,7 @@ impl LowestFault {
         // The kernel's errnos are below 4096.
         let errno = fault.errno.raw_os_error() as u64;
         let step = fault.step as u64;
+        debug_assert_eq!(Step::ALL.get(step as usize), Some(&fault.step));
         let word = page << Self::PAGE_SHIFT | errno << Self::ERRNO_SHIFT | step;
         self.0.fetch_min(word, Ordering::AcqRel);
     }
@@ -294,5 +295,30 @@ fn no_space(plan: &Plan, fault: Fault, entry: &Entry) -> Cause {
             ),
             "free room on it",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_page_s_fault_comes_back_whole() {
+        // The ends of the addresses, with five levels of page tables, and of the errnos.
+        let pages = [SMALLEST_PAGE, (1 << 57) - SMALLEST_PAGE];
+        for page in pages {
+            for step in Step::ALL {
+                for errno in [Errno::PERM, Errno::HWPOISON, Errno::from_raw_os_error(4095)] {
+                    let (lowest, fault) = (LowestFault::none(), Fault { page, errno, step });
+                    assert_eq!(lowest.get(), None);
+                    lowest.note(fault);
+                    assert_eq!(lowest.get(), Some(fault));
+                    lowest.note(Fault { page: page + SMALLEST_PAGE, ..fault });
+                    assert_eq!(lowest.get(), Some(fault));
+                    lowest.note(Fault { page: page - SMALLEST_PAGE, ..fault });
+                    assert_eq!(lowest.get().map(|fault| fault.page), Some(page - SMALLEST_PAGE));
+                }
+            }
+        }
     }
 }
