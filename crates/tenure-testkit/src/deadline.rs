@@ -17,6 +17,8 @@ pub struct Deadline {
     /// See [`waited_for_processors`].
     waited_before: Duration,
     limit: Duration,
+    /// The most that stalls add.
+    pub(crate) most: Duration,
     stalls: Arc<Stalls>,
     /// The thread that measures stalls, in the process that made it.
     measures: Option<JoinHandle<()>>,
@@ -57,7 +59,8 @@ impl Deadline {
         });
         let (start, measures) = (Instant::now(), Some(measures));
         let waited_before = waited_for_processors();
-        Deadline { start, waited_before, limit, stalls, measures, process: std::process::id() }
+        let (most, process) = (MOST, std::process::id());
+        Deadline { start, waited_before, limit, most, stalls, measures, process }
     }
 
     /// Starts it anew, with the same limit. Allocates nothing.
@@ -81,7 +84,7 @@ impl Deadline {
             return false;
         }
         std::thread::sleep(4 * NAP);
-        took > self.limit + (SHARES * self.stalled()).min(MOST)
+        took > self.limit + (SHARES * self.stalled()).min(self.most)
     }
 }
 

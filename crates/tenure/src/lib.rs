@@ -8,16 +8,18 @@
 //! ```
 //! # fn render(path: &str) -> Vec<u8> { path.repeat(100).into_bytes() }
 //! # fn serve(page: &[u8]) { assert_eq!(page.len(), 600) }
-//! let cache = tenure::Cache::<String>::new()?; // no size: it grows while there is room
+//! let cache = tenure::Cache::<String>::new()?; // keys: `String`, values: bytes
 //! let page = cache.get_or_insert_with("/index", || render("/index"))?; // made once
 //! serve(&page); // the bytes stay while `page` lives
 //!
 //! let mut tiles = tenure::Volatile::new(64 << 20)?; // one buffer, which the kernel may take
 //! tiles.pin_mut()?.fill(7); // pinned until the end of this line
-//! if tiles.pin()?.outcome() == tenure::Outcome::Purged {
-//!     tiles.pin_mut()?.fill(7); // some of it is gone: make it again,
-//!     tiles.restored(); // and say so
+//! let mut pinned = tiles.pin_mut()?; // later: pinned while `pinned` lives
+//! if pinned.outcome() == tenure::Outcome::Purged {
+//!     pinned.fill(7); // some of it is gone: make it again,
+//!     pinned.restored(); // and say so
 //! }
+//! # assert_eq!(pinned[0], 7);
 //! # Ok::<(), tenure::Error>(())
 //! ```
 //!
