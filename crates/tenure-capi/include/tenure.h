@@ -1975,9 +1975,12 @@ int tenure_mlock2(const void *addr, size_t len, unsigned int flags);
  * for each resident page of the process).
  *
  * Errors: EINVAL: empty or wrapping; no kind, or an unknown kind. ENOMEM: part of it is not
- * mapped; too many mappings; the limit is now below the locked bytes. Nothing is changed then.
+ * mapped; too many mappings; the limit is now below the locked bytes. Others: /proc/self/smaps could
+ * not be read. Nothing is changed then.
  */
-int tenure_munlock2(const void *addr, size_t len, unsigned int flags);
+int tenure_munlock2(const void *addr,
+                    size_t len,
+                    unsigned int flags);
 
 /**
  * Locks everything that is mapped (MCL_CURRENT), everything that will be mapped (MCL_FUTURE), or
@@ -1986,8 +1989,8 @@ int tenure_munlock2(const void *addr, size_t len, unsigned int flags);
  * does not weaken a full lock.
  *
  * Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is volatile (with
- * MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Nothing is
- * changed then.
+ * MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Others:
+ * /proc/self/smaps could not be read. Nothing is changed then.
  */
 int tenure_mlockall(int flags);
 
@@ -1997,7 +2000,8 @@ int tenure_mlockall(int flags);
  * Pages that stay locked are not unlocked for an instant.
  *
  * Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock ends while something stays
- * locked, and the mappings are larger than the limit. Nothing is changed then.
+ * locked, and the mappings are larger than the limit. Others: /proc/self/smaps could not be read.
+ * Nothing is changed then.
  */
 int tenure_munlockall2(int flags);
 
@@ -2106,7 +2110,7 @@ int tenure_populate_detach(struct tenure_populating *p);
  * mappings the kernel cannot say four things beforehand. After such an error other parts of the
  * range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
  * copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
- * longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+ * longer). 2. It refuses a private mapping of a device whose node lies outside a devtmpfs. 3. A protection
  * key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
  * lock, a seal, a mapping).
  *
@@ -2128,13 +2132,18 @@ int tenure_discard(void *addr,
  * Locks count: where two overlap and one ends, the pages of the other stay locked. tenure_unlock
  * also leaves the locks of tenure_mlock2 and tenure_mlockall. Returns NULL on failure.
  *
- * Errors: as tenure_mlock2. Nothing is locked then.
+ * Errors: as tenure_mlock2. Others: part of the range is locked already, or not mapped, and
+ * /proc/self/smaps could not be read. Nothing is locked then.
  */
 struct tenure_held *tenure_lock(const void *addr, size_t len, unsigned int flags);
 
 /**
  * Ends a lock and frees the handle. NULL does nothing. The call may come before or after the unmap
- * of the memory. In a forked child it unlocks nothing, because a child inherits no locks.
+ * of the memory. It must come before, if other code than tenure, or a future lock of tenure_mlockall,
+ * will lock the next mapping at this place. It unlocks the range that was locked: pages that mremap
+ * has moved away stay locked. A part that the kernel does not unlock (the process has too many
+ * mappings to split one more) stays locked until a later lock call for the part, which tries again.
+ * In a forked child it unlocks nothing, because a child inherits no locks.
  */
 void tenure_unlock(struct tenure_held *l);
 
@@ -2146,8 +2155,7 @@ void tenure_unlock(struct tenure_held *l);
  *
  * Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
  *
- * Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is not the size of the
- * structure. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
+ * Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
  */
 int tenure_lock_receipt(const void *addr,
                         size_t len,
@@ -2158,9 +2166,10 @@ int tenure_lock_receipt(const void *addr,
 /**
  * Returns 0 if `bytes` more could be locked, and 1 if not, without locking anything. After 1
  * tenure_last_error() names the missing limit, and the lines that raise it for a shell, systemd,
- * Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
+ * Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes
+ * (sizeof(struct tenure_lock_answer)), and no byte beyond them is written. Cost: about 200 us.
  *
- * Errors: EINVAL, E2BIG: the size is not that of the structure. Others: /proc is not mounted.
+ * Errors: E2BIG: `size` is more than 4096. Others: /proc is not mounted.
  */
 int tenure_lock_explain(uint64_t bytes, struct tenure_lock_answer *out, size_t size);
 
@@ -2171,11 +2180,11 @@ int tenure_lock_explain(uint64_t bytes, struct tenure_lock_answer *out, size_t s
  * reading, so that no private copy is made; other memory for writing. Returns NULL on failure.
  * The caller waits 0.1 to 0.2 ms for the start of two threads.
  *
- * Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
- * locked then.
+ * Errors: as tenure_lock with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Others:
+ * /proc/self/maps could not be read (ENOENT: no /proc is mounted; EMFILE, ENFILE: no file can be
+ * opened). Nothing is locked then.
  */
-struct tenure_gradual *tenure_lock_gradually(const void *addr,
-                                             size_t len);
+struct tenure_gradual *tenure_lock_gradually(const void *addr, size_t len);
 
 /**
  * Writes how far the background threads have come to `*out`, which has `size` bytes.
@@ -2217,7 +2226,7 @@ void tenure_gradual_end(struct tenure_gradual *g);
  *
  * Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
  * budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
- * be started.
+ * be started. Others: /proc/self/smaps or /proc/self/pagemap could not be read (EACCES: after setuid).
  */
 struct tenure_within *tenure_lock_within(const void *addr,
                                          size_t len,

@@ -72,7 +72,8 @@ pub unsafe extern "C" fn tenure_mlock2(addr: *const c_void, len: usize, flags: c
 /// for each resident page of the process).
 ///
 /// Errors: EINVAL: empty or wrapping; no kind, or an unknown kind. ENOMEM: part of it is not
-/// mapped; too many mappings; the limit is now below the locked bytes. Nothing is changed then.
+/// mapped; too many mappings; the limit is now below the locked bytes. Others: /proc/self/smaps could
+/// not be read. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags: c_uint) -> c_int {
     status("tenure_munlock2", || {
@@ -99,8 +100,8 @@ pub unsafe extern "C" fn tenure_munlock2(addr: *const c_void, len: usize, flags:
 /// does not weaken a full lock.
 ///
 /// Errors: EINVAL: neither MCL_CURRENT nor MCL_FUTURE, or an unknown flag; memory is volatile (with
-/// MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Nothing is
-/// changed then.
+/// MCL_CURRENT). ENOMEM: the mappings are larger than the limit. EPERM: the limit is 0. Others:
+/// /proc/self/smaps could not be read. Nothing is changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
     status("tenure_mlockall", || {
@@ -114,7 +115,8 @@ pub extern "C" fn tenure_mlockall(flags: c_int) -> c_int {
 /// Pages that stay locked are not unlocked for an instant.
 ///
 /// Errors: EINVAL: no flag, or an unknown one. ENOMEM: a future lock ends while something stays
-/// locked, and the mappings are larger than the limit. Nothing is changed then.
+/// locked, and the mappings are larger than the limit. Others: /proc/self/smaps could not be read.
+/// Nothing is changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_munlockall2(flags: c_int) -> c_int {
     status("tenure_munlockall2", || {

@@ -80,7 +80,8 @@ pub struct tenure_lock_answer {
 /// Locks count: where two overlap and one ends, the pages of the other stay locked. tenure_unlock
 /// also leaves the locks of tenure_mlock2 and tenure_mlockall. Returns NULL on failure.
 ///
-/// Errors: as tenure_mlock2. Nothing is locked then.
+/// Errors: as tenure_mlock2. Others: part of the range is locked already, or not mapped, and
+/// /proc/self/smaps could not be read. Nothing is locked then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock(
     addr: *const c_void,
@@ -96,7 +97,11 @@ pub unsafe extern "C" fn tenure_lock(
 }
 
 /// Ends a lock and frees the handle. NULL does nothing. The call may come before or after the unmap
-/// of the memory. In a forked child it unlocks nothing, because a child inherits no locks.
+/// of the memory. It must come before, if other code than tenure, or a future lock of tenure_mlockall,
+/// will lock the next mapping at this place. It unlocks the range that was locked: pages that mremap
+/// has moved away stay locked. A part that the kernel does not unlock (the process has too many
+/// mappings to split one more) stays locked until a later lock call for the part, which tries again.
+/// In a forked child it unlocks nothing, because a child inherits no locks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
     status("tenure_unlock", || {
@@ -116,8 +121,7 @@ pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
 ///
 /// Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
 ///
-/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is not the size of the
-/// structure. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
+/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_receipt(
     addr: *const c_void,
@@ -158,9 +162,10 @@ fn state(state: State) -> u32 {
 
 /// Returns 0 if `bytes` more could be locked, and 1 if not, without locking anything. After 1
 /// tenure_last_error() names the missing limit, and the lines that raise it for a shell, systemd,
-/// Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes. Cost: about 200 us.
+/// Docker and Kubernetes. `out` may be NULL; otherwise it has `size` bytes
+/// (sizeof(struct tenure_lock_answer)), and no byte beyond them is written. Cost: about 200 us.
 ///
-/// Errors: EINVAL, E2BIG: the size is not that of the structure. Others: /proc is not mounted.
+/// Errors: E2BIG: `size` is more than 4096. Others: /proc is not mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_explain(
     bytes: u64,

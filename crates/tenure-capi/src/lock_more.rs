@@ -42,8 +42,9 @@ pub struct tenure_within_status {
 /// reading, so that no private copy is made; other memory for writing. Returns NULL on failure.
 /// The caller waits 0.1 to 0.2 ms for the start of two threads.
 ///
-/// Errors: as tenure_mlock2 with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Nothing is
-/// locked then.
+/// Errors: as tenure_lock with TENURE_MLOCK_ONFAULT; EAGAIN: no thread could be started. Others:
+/// /proc/self/maps could not be read (ENOENT: no /proc is mounted; EMFILE, ENFILE: no file can be
+/// opened). Nothing is locked then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_gradually(
     addr: *const c_void,
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn tenure_gradual_end(g: *mut tenure_gradual) {
 ///
 /// Errors: EINVAL: empty or wrapping; volatile; a budget below 16 pages. ENOMEM, EPERM: the
 /// budget is more than may still be locked. ENOMEM: part of it is not mapped. EAGAIN: no thread could
-/// be started.
+/// be started. Others: /proc/self/smaps or /proc/self/pagemap could not be read (EACCES: after setuid).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_within(
     addr: *const c_void,

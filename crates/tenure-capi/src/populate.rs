@@ -460,7 +460,7 @@ pub unsafe extern "C" fn tenure_populate_detach(p: *mut tenure_populating) -> c_
 /// mappings the kernel cannot say four things beforehand. After such an error other parts of the
 /// range may be discarded. 1. It refuses one of several shared files, and tenure cannot ask with a
 /// copy of its mapping (RLIMIT_AS, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB
-/// longer). 2. It refuses a private mapping of a device whose node lies in a tmpfs. 3. A protection
+/// longer). 2. It refuses a private mapping of a device whose node lies outside a devtmpfs. 3. A protection
 /// key keeps a sealed mapping from being written. 4. Another thread changes something meanwhile (a
 /// lock, a seal, a mapping).
 ///

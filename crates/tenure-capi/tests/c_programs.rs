@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tenure_testkit::build::{compiler, libraries_of, text};
 use tenure_testkit::seccomp::{Call, Errno, Filter};
-use tenure_testkit::{output_within, skip};
+use tenure_testkit::{output_within, skip, Deadline};
 
 /// The exit code of a program that cannot do its work on this machine. It prints the reason on
 /// standard error.
@@ -282,11 +282,11 @@ fn the_daemon_serves_and_ends() {
 
 /// Returns the daemon's reply, once the daemon listens.
 fn ask(socket: &Path, request: &str) -> Vec<u8> {
-    let begin = Instant::now();
+    let deadline = Deadline::after(Duration::from_secs(20));
     let mut stream = loop {
         match UnixStream::connect(socket) {
             Ok(stream) => break stream,
-            Err(error) => assert!(begin.elapsed() < Duration::from_secs(20), "{error}"),
+            Err(error) => assert!(!deadline.is_over(), "{error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
     };

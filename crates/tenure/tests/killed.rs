@@ -5,10 +5,10 @@ mod retire_kit;
 use retire_kit::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tenure::populate::{Access, Populate};
 use tenure::{lock, pool, retire, volatile, Mapping};
-use tenure_testkit::{or_skip, run_child, this_test, MemoryCgroup};
+use tenure_testkit::{or_skip, run_child, this_test, Deadline, MemoryCgroup};
 
 /// The names in the directories in which files could be left.
 fn names(temporary: &Path) -> BTreeSet<PathBuf> {
@@ -95,14 +95,14 @@ fn sigkill_leaves_nothing() {
         let result = run_child(this_test!(), &env, body);
         assert_eq!(result.signal(), Some(libc::SIGKILL), "{} {}", result.status, result.output);
         // A child in the middle of its own work ends by itself.
-        let began = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(60));
         while !group.procs().is_empty() {
-            assert!(began.elapsed() < Duration::from_secs(60), "{:?} go on", group.procs());
+            assert!(!deadline.is_over(), "{:?} go on", group.procs());
             std::thread::sleep(Duration::from_millis(10));
         }
         // The kernel's counts are late by a batch for each processor.
         while group.anon() >= MIB as u64 {
-            assert!(began.elapsed() < Duration::from_secs(60), "{} bytes stay", group.anon());
+            assert!(!deadline.is_over(), "{} bytes stay", group.anon());
             std::thread::sleep(Duration::from_millis(10));
         }
     }

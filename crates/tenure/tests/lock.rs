@@ -7,7 +7,7 @@ use lock_kit::*;
 use tenure::lock::{self, Kinds, State, When};
 use tenure::ErrorKind;
 use tenure_testkit::pages::present_pages;
-use tenure_testkit::{in_child, run_child, skip, this_test};
+use tenure_testkit::{in_child, run_child, skip, this_test, Deadline};
 use Held::{Full, Not, OnFault};
 
 #[test]
@@ -105,9 +105,9 @@ fn odd_lengths_are_rounded_up_to_the_pages_touched() {
         let within = unsafe { lock::within(area.page(0), 4 * PAGE - 9, 16 * PAGE) }.unwrap();
         // SAFETY: inside the area.
         unsafe { area.page(3).write_volatile(1) };
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Deadline::after(std::time::Duration::from_secs(20));
         while area.held()[3] == Not {
-            assert!(std::time::Instant::now() < until, "{:?}", within.status());
+            assert!(!deadline.is_over(), "{:?}", within.status());
             std::thread::yield_now();
         }
         drop(within);

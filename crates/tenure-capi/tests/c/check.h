@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tenure.h"
@@ -60,6 +61,23 @@
         if (tenure_detection() != TENURE_DETECTION_USERFAULTFD)                                  \
             SKIP("userfaultfd is refused, so purged pages raise no SIGBUS");                     \
     } while (0)
+
+/* Ends tenure's threads. A call does not end a thread that the kernel keeps for a second, as it may
+ * on a busy machine; a later call does. */
+static inline int ends(void)
+{
+    for (int call = 0; call < 60; call++) {
+        struct timespec began, ended;
+        clock_gettime(CLOCK_MONOTONIC, &began);
+        if (tenure_end_background_threads() == 0)
+            return 1;
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+        long took_ms = (ended.tv_sec - began.tv_sec) * 1000 + (ended.tv_nsec - began.tv_nsec) / 1000000;
+        if (took_ms < 950)
+            return 0;
+    }
+    return 0;
+}
 
 static inline unsigned char *map(size_t len)
 {

@@ -35,7 +35,7 @@ static void child(int first)
     CHECK(tenure_purge_now(v, MIB) == 0);
     CHECK(tenure_mnovolatile(v, MIB) == 1);
     CHECK(tenure_munmap_drain(10000) == 0);
-    CHECK(tenure_end_background_threads() == 0);
+    CHECK(ends());
     for (size_t at = 0; at < LEN; at += STEP)
         CHECK(hole[at] == 0xA5);
     _exit(0);

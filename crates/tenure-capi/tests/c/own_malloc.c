@@ -93,7 +93,7 @@ int main(void)
         unsigned char *p = map(4 * MIB);
         memset(p, 1, 4 * MIB);
         CHECK(tenure_munmap(p, 4 * MIB) == 0);
-        CHECK(tenure_end_background_threads() == 0);
+        CHECK(ends());
         if (round == 4)
             before = in_use;
     }

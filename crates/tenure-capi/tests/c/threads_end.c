@@ -21,7 +21,7 @@ static int threads(void)
 
 int main(void)
 {
-    CHECK(tenure_end_background_threads() == 0);
+    CHECK(ends());
     CHECK(threads() == 1);
     for (int round = 0; round < 20; round++) {
         unsigned char *p = map(LEN), *q = map(LEN);
@@ -37,7 +37,7 @@ int main(void)
         CHECK(tenure_munmap(q, LEN) == 0);
         CHECK(threads() > 1);
 
-        CHECK(tenure_end_background_threads() == 0);
+        CHECK(ends());
         CHECK(threads() == 1);
         struct tenure_stats stats;
         CHECK(tenure_stats(&stats, sizeof stats) == 0);
@@ -49,7 +49,7 @@ int main(void)
     }
     /* A call that the kernel refuses to a process with two threads. */
     CHECK(tenure_munmap_prepare() == 0);
-    CHECK(tenure_end_background_threads() == 0);
+    CHECK(ends());
     CHECK(unshare(CLONE_THREAD) == 0);
 
     /* The threads start again. */

@@ -5,8 +5,8 @@ use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
-use tenure_testkit::{or_skip, skip, sweep, MemoryCgroup};
+use std::time::Duration;
+use tenure_testkit::{or_skip, skip, sweep, Deadline, MemoryCgroup};
 
 const LIMIT: u64 = 96 << 20;
 const STAND_IN_LIMIT: u64 = 192 << 20;
@@ -201,14 +201,14 @@ fn ended_by_a_signal(signal: Signal) {
     let groups = || -> Vec<_> {
         std::fs::read_dir(&place).expect("readable").flatten().filter(mine).collect()
     };
-    let deadline = Instant::now() + Duration::from_secs(40);
+    let deadline = Deadline::after(Duration::from_secs(40));
     let inside = loop {
         let procs = groups().first().map(|group| group.path().join("cgroup.procs"));
         let inside = procs.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         if inside.lines().count() == 2 {
             break inside;
         }
-        if Instant::now() > deadline {
+        if deadline.is_over() {
             let _ = child.kill();
             let _ = child.wait();
             skip!("the demo has not come to its first way within 40 s");

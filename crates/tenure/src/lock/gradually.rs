@@ -4,8 +4,9 @@ use super::guard::{lock, Lock};
 use super::receipt::Receipt;
 use super::When;
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::generation;
-use crate::populate::{Access, Background, Failed, Populate, Progress, Report};
+use crate::os::{generation, maps};
+use crate::populate::{Access, Background, Failed, Part, Populate, Progress, Report};
+use crate::range::PageRange;
 use std::time::{Duration, Instant};
 
 /// One thread, and a second one that waits for the disk while the first one maps. More threads
@@ -37,8 +38,9 @@ const THREADS: usize = 2;
 /// before the start or locking on fault alone: `tenure bench lock-on-fault`.
 ///
 /// # Errors
-/// As for [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Nothing is locked
-/// then. [`Gradual::wait`] reports later failures (a page past the end of its file, a full tmpfs).
+/// As for [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Others: the mappings
+/// cannot be looked up in `/proc/self/maps`, so the kind of access is not known (`ENOENT`: there is no
+/// `/proc`; `EMFILE`, `ENFILE`: no file can be opened). Nothing is locked then. [`Gradual::wait`] reports later failures (a page past the end of its file, a full tmpfs).
 /// The lock then stays as it is.
 #[doc(alias = "MLOCK_ONFAULT")]
 #[doc(alias = "mlock2")]
@@ -52,17 +54,28 @@ pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
     Ok(Gradual { behind, lock, generation: generation::current() })
 }
 
-/// Returns runs of neighbouring mappings with one kind of access.
+/// Returns runs of neighbouring mappings with one kind of access. Together they are the whole range:
+/// a hole, which another thread has made meanwhile, is an error of [`Gradual::wait`].
 fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
-    let mut runs: Vec<(usize, usize, Access)> = Vec::new();
-    for part in Populate::new(addr, len, Access::Read).plan()?.parts {
+    let plan = Populate::new(addr, len, Access::Read).plan()?;
+    let end = plan.start + plan.len;
+    if plan.parts.is_empty() {
+        // A plan does without the mappings. This function does not.
+        maps::describe(PageRange { start: plan.start, end }).map_err(|errno| {
+            let what = "looking up the mappings in /proc/self/maps";
+            Error::system("lock::gradually", what, errno).on(plan.start, plan.len)
+        })?;
+    }
+    let mut starts =
+        vec![(plan.start, plan.parts.first().map_or(Access::Read, Part::access_that_keeps))];
+    for part in &plan.parts {
         let access = part.access_that_keeps();
-        match runs.last_mut() {
-            Some(last) if last.2 == access => last.1 = part.start + part.len - last.0,
-            _ => runs.push((part.start, part.len, access)),
+        if starts.last().is_some_and(|last| last.1 != access) {
+            starts.push((part.start, access));
         }
     }
-    Ok(runs)
+    let ends = starts.iter().skip(1).map(|next| next.0).chain([end]);
+    Ok(starts.iter().zip(ends).map(|(run, end)| (run.0, end - run.0, run.1)).collect())
 }
 
 /// A lock whose pages become resident in the background. Dropping it ends the background threads

@@ -43,6 +43,8 @@ use crate::tracking::raw::is_marked;
 /// - `EPERM`: the limit is 0, without `CAP_IPC_LOCK` ([`ErrorKind::LockLimit`]).
 /// - `EAGAIN`: no memory to make all of it resident ([`ErrorKind::OutOfMemory`]).
 /// - `EHWPOISON`: the hardware has lost a page.
+/// - Others: part of the range is locked already, or not mapped, and `/proc/self/smaps` could not be
+///   read.
 #[doc(alias = "mlock")]
 #[doc(alias = "mlock2")]
 #[doc(alias = "MLOCK_ONFAULT")]
@@ -75,7 +77,9 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 ///
 /// The guard may be dropped before or after the memory is unmapped. Drop it before, if other code
 /// than tenure, or a future lock of [`mlockall`](super::mlockall()), will lock the next mapping at
-/// this place. In a forked child the guard does nothing, because a child inherits no locks.
+/// this place. The drop unlocks the range that was locked: pages that `mremap` has moved away stay
+/// locked. A part that the kernel does not unlock (the process has too many mappings to split one
+/// more) stays locked until a later lock call for the part, which tries again. In a forked child the guard does nothing, because a child inherits no locks.
 ///
 /// ```
 /// use tenure::lock::{lock, When};

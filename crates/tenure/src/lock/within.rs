@@ -68,7 +68,8 @@ const SHARE: u32 = 50;
 /// As for [`lock`] with [`When::OnFault`]; `EINVAL` for a budget below 16 pages, and for memory
 /// that is never paged out anyway (huge pages of the pool, `memfd_secret`, devices); `ENOMEM` or
 /// `EPERM` ([`ErrorKind::LockLimit`]) for a budget beyond the rest of the limit; `EAGAIN`: no
-/// thread could be started. Nothing is locked then.
+/// thread could be started. Others: `/proc/self/smaps` or `/proc/self/pagemap` could not be read
+/// (`EACCES`: after setuid). Nothing is locked then.
 ///
 /// # Safety
 /// Until the value is dropped the range stays mapped as it is. The thread takes pages of shared

@@ -42,7 +42,7 @@ impl Listed {
 /// Lists mappings in ascending order of address. It uses one PROCMAP_QUERY for each (6.11+, 0.5
 /// µs). Before 6.11 it reads `/proc/self/maps`: 3 µs, and 0.3 µs for each mapping of the process.
 pub(crate) struct Lister {
-    /// The text, where the kernel has no PROCMAP_QUERY.
+    /// The text, where the kernel has no PROCMAP_QUERY, or a filter refuses it.
     text: Option<Text>,
 }
 
@@ -88,13 +88,11 @@ impl Lister {
     /// to call.
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
-            match query(addr) {
-                Ok(found) => {
-                    maps::query_is(true);
-                    return Ok(found);
-                }
-                Err(errno) if maps::query_works() => return Err(errno),
-                Err(_) => maps::query_is(false),
+            let answer = query(addr);
+            maps::query_is(answer.is_ok());
+            // A filter may refuse the query from any moment on.
+            if let Ok(found) = answer {
+                return Ok(found);
             }
         }
         self.read_at_or_after(addr)

@@ -218,32 +218,23 @@ pub(crate) struct Described {
 /// (6.11+, 1 µs); before 6.11 it reads smaps.
 pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
-    if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        let mut name = [0u8; 4096];
-        let looked = query_range(range, &mut name, &mut |query, name| {
-            found.push(Described {
-                mapping: mapping_of(query),
-                page_size: query.vma_page_size as usize,
-                name: String::from_utf8_lossy(name).into_owned(),
-            });
-        });
-        match looked {
-            Ok(()) => {
-                QUERY_WORKS.store(1, Ordering::Relaxed);
-                return Ok(found);
-            }
-            Err(errno) if QUERY_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
-            Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
-        }
-        found.clear();
-    }
-    super::smaps::each_entry(range, |entry| {
+    let mut name = [0u8; 4096];
+    let rest = queried(range, &mut name, |query, name| {
         found.push(Described {
-            mapping: entry.mapping,
-            page_size: entry.page_size,
-            name: entry.name,
+            mapping: mapping_of(query),
+            page_size: query.vma_page_size as usize,
+            name: String::from_utf8_lossy(name).into_owned(),
         });
-    })?;
+    });
+    if let Some(rest) = rest {
+        super::smaps::each_entry(rest, |entry| {
+            found.push(Described {
+                mapping: entry.mapping,
+                page_size: entry.page_size,
+                name: entry.name,
+            });
+        })?;
+    }
     Ok(found)
 }
 
@@ -261,17 +252,9 @@ pub(crate) fn query_works() -> bool {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        match query_range(range, &mut [], &mut |query, _| each(mapping_of(query))) {
-            Ok(()) => {
-                QUERY_WORKS.store(1, Ordering::Relaxed);
-                return Ok(());
-            }
-            // ENOTTY on kernels before 6.11. Any error is returned once the query is known to work.
-            Err(errno) if QUERY_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
-            Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
-        }
-    }
+    let Some(range) = queried(range, &mut [], |query, _| each(mapping_of(query))) else {
+        return Ok(());
+    };
     let maps = brief::open("/proc/thread-self/maps")?;
     small_file::each_line(
         |buffer| maps.read(buffer),
@@ -304,9 +287,11 @@ pub(crate) fn query_is_missing() -> bool {
     QUERY_WORKS.load(Ordering::Relaxed) == 2
 }
 
-/// Remembers whether there is PROCMAP_QUERY.
+/// Remembers whether there is PROCMAP_QUERY. The first answer counts: a filter may refuse the query
+/// later, to some threads.
 pub(super) fn query_is(there: bool) {
-    QUERY_WORKS.store(if there { 1 } else { 2 }, Ordering::Relaxed);
+    let found = if there { 1 } else { 2 };
+    let _ = QUERY_WORKS.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Returns the mapping at `addr` or the first one above it, its page size and the length of its
@@ -356,24 +341,36 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
     }
 }
 
-/// The kernel writes a name only where the buffer has room for it.
-fn query_range(
+/// Calls `each` with the mappings that overlap the range, in order of address, and with their names
+/// where `name` has room for them. Returns the rest of the range, if the list of mappings must be
+/// read as text there. The kernel has no PROCMAP_QUERY before 6.11, a filter may refuse it from any
+/// moment on, and it tells nothing of a mapping whose path has 4,096 bytes or more.
+fn queried(
     range: PageRange,
     name: &mut [u8],
-    each: &mut impl FnMut(&Query, &[u8]),
-) -> Result<(), Errno> {
+    mut each: impl FnMut(&Query, &[u8]),
+) -> Option<PageRange> {
+    if query_is_missing() {
+        return Some(range);
+    }
     let mut at = range.start;
     while at < range.end {
-        let Some(query) = ask(at, name)? else { return Ok(()) };
-        if query.vma_start as usize >= range.end {
-            return Ok(());
+        match ask(at, name) {
+            Ok(Some(query)) if (query.vma_start as usize) < range.end => {
+                // The returned size counts the terminating NUL.
+                let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
+                each(&query, &name[..length]);
+                at = query.vma_end as usize;
+            }
+            Ok(_) => break,
+            Err(errno) => {
+                query_is(errno == Errno::NAMETOOLONG);
+                return Some(PageRange { start: at, ..range });
+            }
         }
-        // The returned size counts the terminating NUL.
-        let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-        each(&query, &name[..length]);
-        at = query.vma_end as usize;
     }
-    Ok(())
+    query_is(true);
+    None
 }
 
 #[cfg(test)]
@@ -389,7 +386,7 @@ mod tests {
         let start = std::ptr::from_ref(&local) as usize / page * page;
         let range = PageRange::new(start, start + page);
         let mut queried = Vec::new();
-        if query_range(range, &mut [], &mut |query, _| queried.push(mapping_of(query))).is_err() {
+        if super::queried(range, &mut [], |query, _| queried.push(mapping_of(query))).is_some() {
             return; // before 6.11 only reading exists, and every test above uses it
         }
         let parsed = text
@@ -400,6 +397,44 @@ mod tests {
         assert_eq!(queried.len(), 1);
         // The stack grows, so its start may differ.
         assert_eq!(Mapping { start: 0, ..queried[0] }, Mapping { start: 0, ..parsed });
+    }
+
+    /// The query tells nothing of such a mapping.
+    #[test]
+    fn a_path_of_more_than_4095_bytes_is_read_as_text() {
+        use rustix::fs::{self, Mode, OFlags};
+        let top = std::env::temp_dir().join(format!("tenure-path-{}", std::process::id()));
+        std::fs::create_dir(&top).unwrap();
+        let folder = OFlags::DIRECTORY | OFlags::RDONLY;
+        let mut inner = fs::open(&top, folder, Mode::empty()).unwrap();
+        for _ in 0..20 {
+            let name = "d".repeat(250);
+            fs::mkdirat(&inner, name.as_str(), Mode::RWXU).unwrap();
+            inner = fs::openat(&inner, name.as_str(), folder, Mode::empty()).unwrap();
+        }
+        let file = OFlags::CREATE | OFlags::RDWR;
+        let file = fs::openat(&inner, "file", file, Mode::RWXU).unwrap();
+        let page = super::super::page_size();
+        fs::ftruncate(&file, page as u64).unwrap();
+        let scratch = Scratch::new(3 * page, false).unwrap();
+        let range = scratch.range();
+        // SAFETY: the middle page of the scratch's own, to which there are no references.
+        unsafe {
+            let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_FIXED);
+            let at = (range.start + page) as *mut _;
+            assert_eq!(libc::mmap(at, page, rights, flags, file.as_raw_fd(), 0), at);
+        }
+        let found = describe(range).unwrap();
+        std::fs::remove_dir_all(&top).unwrap();
+        let lengths: Vec<_> = found.iter().map(|one| one.name.len()).collect();
+        assert_eq!(found.len(), 3, "{lengths:?}");
+        assert!(lengths[1] > 5000 && found[1].mapping.inode != 0, "{lengths:?}");
+        assert_eq!(found[1].mapping.start, range.start + page);
+        let mut starts = Vec::new();
+        each_mapping(range, |mapping| starts.push(mapping.start)).unwrap();
+        assert_eq!(starts, found.iter().map(|one| one.mapping.start).collect::<Vec<_>>());
+        let listed = super::super::mapping_list::at_or_after(range.start + page).unwrap().unwrap();
+        assert_eq!(listed.mapping, found[1].mapping);
     }
 
     #[test]

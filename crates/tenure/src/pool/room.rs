@@ -75,10 +75,7 @@ pub(super) fn make(reservation: &Reservation, spot: Spot, bytes: usize) {
     if bytes < ROOM_FROM {
         return;
     }
-    // Another thread may allocate or free between the two loads.
-    let freed = counters::get(Counter::FreedBytes);
-    let others = counters::get(Counter::AllocatedBytes).wrapping_sub(freed) as i64;
-    let in_use = bytes as u64 + others.max(0) as u64;
+    let in_use = bytes as u64 + in_use(counters::get);
     let most = in_use.max(ROOM.most_in_use.fetch_max(in_use, Ordering::Relaxed));
     let may = (most + ROOM.more(in_use, most, clock::monotonic)).saturating_sub(in_use);
     let free = central_list::free_bytes();
@@ -86,6 +83,14 @@ pub(super) fn make(reservation: &Reservation, spot: Spot, bytes: usize) {
         let least = may.max(free.saturating_sub(bytes as u64));
         decay::make_room(reservation, bytes as u64, least);
     }
+}
+
+/// How many bytes are in use, or fewer. Other threads may allocate and free between the two sums. What
+/// they do then must not count as in use: the most that was ever in use would be too high for ever.
+fn in_use(mut sum: impl FnMut(Counter) -> u64) -> u64 {
+    let allocated = sum(Counter::AllocatedBytes);
+    let in_use = allocated.wrapping_sub(sum(Counter::FreedBytes)) as i64;
+    in_use.max(0) as u64
 }
 
 impl Room {
@@ -158,6 +163,21 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_others_free_and_take_meanwhile_is_not_in_use() {
+        // 300 MiB are in use. After each sum another thread frees 100 MiB, and takes as much.
+        let (mut allocated, mut freed) = (1000 * MIB, 700 * MIB);
+        let found = in_use(|counter| {
+            let sum = match counter {
+                Counter::AllocatedBytes => allocated,
+                _ => freed,
+            };
+            (allocated, freed) = (allocated + 100 * MIB, freed + 100 * MIB);
+            sum
+        });
+        assert!(found <= 300 * MIB, "{} MiB", found / MIB);
+    }
 
     /// A program that has used 300 MiB, and takes 10 MiB again every so many milliseconds. Returns
     /// the time of the last.

@@ -39,7 +39,7 @@ use rustix::io::Errno;
 ///
 /// - it refuses one of several shared files, and tenure cannot ask with a copy of its mapping
 ///   (`RLIMIT_AS`, a filter, hugetlbfs, before Linux 5.14, a file that is 1 TiB longer);
-/// - it refuses a private mapping of a device whose node lies in a tmpfs;
+/// - it refuses a private mapping of a device whose node lies outside a devtmpfs;
 /// - a protection key keeps a sealed mapping from being written;
 /// - another thread changes something meanwhile (a lock, a seal, a mapping).
 ///

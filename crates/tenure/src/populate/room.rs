@@ -97,14 +97,13 @@ impl fmt::Display for Room {
 /// Returns the resource with the least room.
 pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     let plan = plan::make(asked, range)?;
-    let pagemap = Pagemap::open().map_err(|errno| {
-        Error::system("Populate::room", "opening /proc/self/pagemap", errno)
-            .on(range.start, range.len())
-    })?;
-    let mut memory = 0;
+    // After setuid the kernel lets a process open its page map no more.
+    let pagemap = Pagemap::open().ok();
+    // Where the mappings cannot be looked up, all of it counts.
+    let mut memory = if plan.parts.is_empty() { range.len() as u64 } else { 0 };
     let mut bounds = Vec::new();
     for part in &plan.parts {
-        let missing = missing(asked.access, part, &pagemap);
+        let missing = missing(asked.access, part, pagemap.as_ref());
         if part.backing == Backing::HugeTlb {
             let needed = missing.next_multiple_of(part.page_size as u64);
             if let Some(free) = hugetlb::free_for(part.page_size, reserved(part)) {
@@ -134,20 +133,20 @@ pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     Ok(bounds.into_iter().min_by_key(spare).expect("the machine is always asked"))
 }
 
-/// Returns an upper bound of the bytes that populating the part will take.
-fn missing(access: Access, part: &Part, pagemap: &Pagemap) -> u64 {
+/// Returns an upper bound of the bytes that populating the part will take: all of it where the page map
+/// cannot be read.
+fn missing(access: Access, part: &Part, pagemap: Option<&Pagemap>) -> u64 {
     let whole = part.len as u64;
+    let count = |pages| pagemap?.count(part.range(), pages).ok();
     match (&part.backing, access) {
         (Backing::Anonymous, Access::Read) => 0,
         (Backing::File(_), Access::Read) => 0, // page cache, which the kernel can drop
         (Backing::File(_), Access::Write) if part.shared => 0,
         // The zero page is no memory yet. A file's page in a private mapping counts as present,
         // although a copy of it will be made. So all of those count.
-        (Backing::Anonymous, Access::Write) => {
-            whole - pagemap.count(part.range(), Pages::Data).unwrap_or(0) as u64
-        }
+        (Backing::Anonymous, Access::Write) => whole - count(Pages::Data).unwrap_or(0) as u64,
         (_, Access::Write) if !part.shared => whole,
-        _ => pagemap.count(part.range(), Pages::Missing).map_or(whole, |bytes| bytes as u64),
+        _ => count(Pages::Missing).map_or(whole, |bytes| bytes as u64),
     }
 }
 

@@ -2,6 +2,7 @@
 //! call.
 #![cfg(target_arch = "x86_64")]
 
+use crate::promise_kit::ends::ends;
 use crate::promise_kit::stepping::{self, stepped, Stepping};
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -228,7 +229,7 @@ fn a_cache_that_grows_starts_the_background_thread_again() {
             assert!(waited(offered), "{:?}", tenure::stats());
         };
         grows(0);
-        assert!(tenure::end_background_threads());
+        assert!(ends());
         grows(100);
         assert_eq!(forked(|| grows(200)), Ended::Well);
         assert_eq!(raw_forked(|| grows(200)), Ended::Well);
@@ -257,7 +258,7 @@ fn a_child_that_may_make_no_thread_uses_its_cache() {
         };
         assert_eq!(forked(|| confined(kill())), Ended::Well);
         assert_eq!(forked(|| confined(refuse())), Ended::Well);
-        assert!(tenure::end_background_threads(), "{}", threads_there());
+        assert!(ends(), "{}", threads_there());
         confined(refuse());
     });
 }

@@ -1,6 +1,7 @@
 //! A program may close descriptors that are not its own, and may have none left: nothing hangs,
 //! every buffer stays usable, and a short lack of descriptors has no lasting effect.
 
+use crate::promise_kit::ends::ends;
 use crate::promise_kit::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -428,7 +429,7 @@ fn an_object_can_be_made_after_the_threads_have_ended_and_the_descriptors_are_cl
     needs_userfaultfd!();
     promised(this_test!(), || {
         for _ in 0..3 {
-            assert!(tenure::end_background_threads());
+            assert!(ends());
             close_everything();
             let sevens = Refill::pages(|_, bytes| {
                 bytes.fill(7);

@@ -1,5 +1,5 @@
 //! Guards that end late: their memory was unmapped, the kernel refuses, or a signal handler comes in
-//! between.
+//! between. And gradual locks where the mappings cannot be looked up any more.
 
 use crate::lock_kit::*;
 use crate::promise_kit::{fill_mappings, promised};
@@ -348,5 +348,33 @@ fn a_handler_may_unmap_locked_memory_while_its_thread_locks() {
         drop(guards);
         let held = many.held();
         assert!(next.iter().all(|number| held[2 * number] == Full), "{held:?}");
+    });
+}
+
+#[test]
+fn a_gradual_lock_that_cannot_look_up_the_mappings_locks_nothing() {
+    promised(this_test!(), || {
+        let area = Area::new(PAGES);
+        let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: reads and sets a limit of this process, in a local.
+        let mut limit = |soft| unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut files), 0);
+            files.rlim_cur = files.rlim_max.min(soft);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &files), 0);
+        };
+        limit(0);
+        let locked = lock::gradually(area.page(0), LEN);
+        limit(1024);
+        let error = locked.map(|gradual| gradual.wait().unwrap().populated).unwrap_err();
+        assert_eq!(error.errno(), libc::EMFILE, "{error}");
+        assert!(error.to_string().contains("/proc/self/maps"), "{error}");
+        assert_eq!(area.held(), [Not; PAGES]);
+        let gradual = lock::gradually(area.page(0), LEN).unwrap();
+        assert_eq!(gradual.wait().unwrap().populated, LEN as u64);
+        drop(gradual);
+        // A filter that refuses the query later refuses nothing else.
+        or_skip!(Filter::new().refuse(Call::ProcmapQuery, Errno::PERM).install_this_thread());
+        let gradual = lock::gradually(area.page(0), LEN).unwrap();
+        assert_eq!(gradual.wait().unwrap().populated, LEN as u64);
     });
 }

@@ -1,12 +1,12 @@
 //! Locks that become complete in the background, and locks that follow the use.
 
 use crate::lock_kit::*;
-use crate::promise_kit::without_huge_pages;
+use crate::promise_kit::{waited_for, without_huge_pages};
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tenure::lock::{self, Gradual, Within, WithinStatus};
 use tenure::populate::Progress;
 use tenure::ErrorKind;
@@ -51,12 +51,8 @@ fn all_present(area: &Area) -> bool {
     present_pages(area.at, area.pages * PAGE).iter().all(|there| *there)
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    assert!(waited_for(Duration::from_secs(20), holds), "never: {what}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The pool when the kernel refuses calls, for good or once.
 
 use crate::pool_kit::*;
+use crate::promise_kit::ends::ends;
 use rustix::io::Errno;
 use std::time::Duration;
 use tenure::pool::{self, HugePages, Settings};
@@ -228,7 +229,7 @@ fn goes_on_under(kills: &'static [libc::c_long]) {
     runs.iter().for_each(|run| sign(*run, 1 << 20, 1));
     runs.into_iter().for_each(give);
     let runs = take_all();
-    assert!(tenure::end_background_threads());
+    assert!(ends());
     let calls = kills.iter().copied().map(Call::Number);
     calls.fold(Filter::new(), Filter::kill).install_this_thread().unwrap();
     runs.into_iter().for_each(give);

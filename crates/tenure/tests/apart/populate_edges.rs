@@ -242,7 +242,7 @@ fn at_the_bound_on_mappings_a_populate_ends() {
         let cut = |at| unsafe { libc::mprotect(at as *mut _, PAGE, libc::PROT_READ) } == 0;
         assert!((0..2 * most).step_by(2).any(|page| !cut(filler.page(page))));
         begin.send(()).unwrap();
-        assert!(ended.recv_timeout(Duration::from_secs(30)).expect("it goes on for ever"));
+        assert!(ended.recv().unwrap());
         assert!(present_pages(first + 6 * MIB, 2 * MIB).iter().all(|there| *there));
     });
     println!("{}", result.output);

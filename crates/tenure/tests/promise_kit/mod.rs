@@ -3,6 +3,7 @@
 
 #![allow(dead_code)] // each test file uses its part
 
+pub mod ends;
 pub mod stepping;
 
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};

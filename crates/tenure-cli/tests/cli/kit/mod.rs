@@ -10,10 +10,10 @@ use std::num::NonZeroU64;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 use tenure_testkit::build::copy_program;
-use tenure_testkit::Unavailable;
+use tenure_testkit::{Deadline, Unavailable};
 
 pub const NOBODY: u32 = 65534;
 const TMPFS: FsWord = 0x0102_1994;
@@ -141,9 +141,9 @@ pub fn json(output: &Output) -> serde_json::Value {
 /// Waits until the condition is true.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Deadline::after(Duration::from_secs(30));
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: not within 30 s");
+        assert!(!deadline.is_over(), "{what}: not within 30 s");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

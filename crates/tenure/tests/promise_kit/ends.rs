@@ -1,0 +1,55 @@
+//! The end of tenure's threads, on a busy machine too.
+
+use super::threads_there;
+use std::time::{Duration, Instant};
+use tenure::end_background_threads;
+
+/// An end that takes longer, and fails, has waited in vain for a second.
+const LONGEST_END: Duration = Duration::from_millis(950);
+
+/// Ends tenure's threads. If they do not end, nothing was waited for in vain, but for the kernel.
+pub fn ends_or_says_so() -> bool {
+    let began = Instant::now();
+    if end_background_threads() {
+        return true;
+    }
+    let took = began.elapsed();
+    assert!(took < LONGEST_END || the_kernel_keeps_one(), "{took:?}\n{}", threads_there());
+    false
+}
+
+/// Ends tenure's threads. A call does not end a thread that the kernel keeps; a later one does.
+pub fn ends() -> bool {
+    for _ in 0..60 {
+        let began = Instant::now();
+        if ends_or_says_so() {
+            return true;
+        }
+        if began.elapsed() < LONGEST_END {
+            return false;
+        }
+    }
+    false
+}
+
+/// Whether one of tenure's threads could not end in time: it has ended meanwhile, has waited for a
+/// processor for long, or sleeps in the kernel where nothing wakes it. To close a source of pressure
+/// reports, the kernel waits until no thread reads (`synchronize_rcu`): 31 s were seen beside busy
+/// threads at different priorities.
+fn the_kernel_keeps_one() -> bool {
+    let mut are_there = false;
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        if !read("comm").starts_with("tenure-") {
+            continue;
+        }
+        let waited_ns = read("schedstat").split(' ').nth(1).and_then(|ns| ns.parse().ok());
+        if Duration::from_nanos(waited_ns.unwrap_or(0)) > LONGEST_END / 3
+            || !read("stat").contains(") S ")
+        {
+            return true;
+        }
+        are_there = true;
+    }
+    !are_there
+}
