@@ -430,9 +430,11 @@ mod tests {
         assert_eq!(found.len(), 3, "{lengths:?}");
         assert!(lengths[1] > 5000 && found[1].mapping.inode != 0, "{lengths:?}");
         assert_eq!(found[1].mapping.start, range.start + page);
+        // The kernel joins the neighbours with what other threads map beside them.
+        let start = |mapping: Mapping| mapping.start.max(range.start);
         let mut starts = Vec::new();
-        each_mapping(range, |mapping| starts.push(mapping.start)).unwrap();
-        assert_eq!(starts, found.iter().map(|one| one.mapping.start).collect::<Vec<_>>());
+        each_mapping(range, |mapping| starts.push(start(mapping))).unwrap();
+        assert_eq!(starts, found.iter().map(|one| start(one.mapping)).collect::<Vec<_>>());
         let listed = super::super::mapping_list::at_or_after(range.start + page).unwrap().unwrap();
         assert_eq!(listed.mapping, found[1].mapping);
     }
