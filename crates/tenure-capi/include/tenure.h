@@ -194,7 +194,8 @@
 /**
  * For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
  * (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may call
- * its OOM killer if a cgroup or the machine has no room.
+ * its OOM killer if a cgroup or the machine has no room. Where /proc/self/pagemap cannot be read
+ * (after setuid), pages that are there already count as needed, too.
  */
 #define TENURE_POPULATE_WITHIN_ROOM 2
 

@@ -78,7 +78,7 @@ fn output_until(
 mod tests {
     use super::*;
     use rustix::process::kill_process;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -92,8 +92,11 @@ mod tests {
             Started(std::env::temp_dir().join(file))
         }
 
-        fn has(file: &Path) -> bool {
-            std::fs::read(file).is_ok_and(|text| text.ends_with(b"\n"))
+        /// Ends with the file's last line, and where there is none for long.
+        fn look(&self) -> impl FnMut() -> bool + '_ {
+            let deadline = Deadline::after(LONG);
+            let is_whole = |text: Vec<u8>| text.ends_with(b"\n");
+            move || std::fs::read(&self.0).is_ok_and(is_whole) || deadline.is_over()
         }
     }
 
@@ -120,7 +123,7 @@ mod tests {
         let mut command = Command::new("sh");
         let text = "sleep 1000 & echo started; echo >$0; sleep 1000";
         let command = command.args(["-c", text]).arg(&file.0);
-        let output = output_until(command, || Started::has(&file.0), || false).unwrap();
+        let output = output_until(command, file.look(), || false).unwrap();
         assert_eq!(output.status.signal(), Some(9));
         assert_eq!(output.stdout, b"started\n");
         assert!(String::from_utf8_lossy(&output.stderr).contains("did not end in"));
@@ -138,9 +141,10 @@ mod tests {
     fn what_a_program_leaves_behind_is_a_failure() {
         let file = Started::new("leaves");
         let mut command = Command::new("sh");
-        let ends = "sleep 1000 & { until grep -q ') Z' /proc/$$/stat; do :; done; echo >$0; } &";
+        let ends =
+            "sleep 1000 & { until grep -q ') Z' /proc/$$/stat; do sleep 0.01; done; echo >$0; } &";
         let command = command.args(["-c", ends]).arg(&file.0);
-        let left = output_until(command, || Started::has(&file.0), || false).unwrap();
+        let left = output_until(command, file.look(), || false).unwrap();
         assert_eq!(left.status.signal(), Some(9));
     }
 
@@ -148,10 +152,10 @@ mod tests {
     fn what_has_left_the_group_is_not_waited_for() {
         let file = Started::new("outside");
         let outside =
-            "setsid sh -c 'echo $$ >$0; exec sleep 1000' $0 & until [ -s $0 ]; do :; done";
+            "setsid sh -c 'echo $$ >$0; exec sleep 1000' $0 & until [ -s $0 ]; do sleep 0.01; done";
         let mut command = Command::new("sh");
         let command = command.args(["-c", outside]).arg(&file.0);
-        let error = output_until(command, || Started::has(&file.0), || true);
+        let error = output_until(command, file.look(), || true);
         let number = std::fs::read_to_string(&file.0).unwrap();
         let left = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
         kill_process(left, Signal::KILL).unwrap();

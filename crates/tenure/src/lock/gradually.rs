@@ -4,9 +4,8 @@ use super::guard::{lock, Lock};
 use super::receipt::Receipt;
 use super::When;
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::{generation, maps};
+use crate::os::generation;
 use crate::populate::{Access, Background, Failed, Part, Populate, Progress, Report};
-use crate::range::PageRange;
 use std::time::{Duration, Instant};
 
 /// One thread, and a second one that waits for the disk while the first one maps. More threads
@@ -59,12 +58,9 @@ pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
 fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
     let plan = Populate::new(addr, len, Access::Read).plan()?;
     let end = plan.start + plan.len;
-    if plan.parts.is_empty() {
-        // A plan does without the mappings. This function does not.
-        maps::describe(PageRange { start: plan.start, end }).map_err(|errno| {
-            let what = "looking up the mappings in /proc/self/maps";
-            Error::system("lock::gradually", what, errno).on(plan.start, plan.len)
-        })?;
+    if let Some(errno) = plan.unknown {
+        let what = "looking up the mappings in /proc/self/maps";
+        return Err(Error::system("lock::gradually", what, errno).on(plan.start, plan.len));
     }
     let mut starts =
         vec![(plan.start, plan.parts.first().map_or(Access::Read, Part::access_that_keeps))];

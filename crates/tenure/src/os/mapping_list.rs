@@ -42,7 +42,7 @@ impl Listed {
 /// Lists mappings in ascending order of address. It uses one PROCMAP_QUERY for each (6.11+, 0.5
 /// µs). Before 6.11 it reads `/proc/self/maps`: 3 µs, and 0.3 µs for each mapping of the process.
 pub(crate) struct Lister {
-    /// The text, where the kernel has no PROCMAP_QUERY, or a filter refuses it.
+    /// The text, where the kernel has no PROCMAP_QUERY.
     text: Option<Text>,
 }
 
@@ -88,11 +88,13 @@ impl Lister {
     /// to call.
     pub fn at_or_after(&mut self, addr: usize) -> Result<Option<Listed>, Errno> {
         if self.text.is_none() && !maps::query_is_missing() {
-            let answer = query(addr);
-            maps::query_is(answer.is_ok());
-            // A filter may refuse the query from any moment on.
-            if let Ok(found) = answer {
-                return Ok(found);
+            match query(addr) {
+                Ok(found) => {
+                    maps::query_is(true);
+                    return Ok(found);
+                }
+                Err(errno) if maps::query_works() => return Err(errno),
+                Err(_) => maps::query_is(false),
             }
         }
         self.read_at_or_after(addr)

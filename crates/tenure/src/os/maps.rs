@@ -218,23 +218,32 @@ pub(crate) struct Described {
 /// (6.11+, 1 µs); before 6.11 it reads smaps.
 pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
-    let mut name = [0u8; 4096];
-    let rest = queried(range, &mut name, |query, name| {
-        found.push(Described {
-            mapping: mapping_of(query),
-            page_size: query.vma_page_size as usize,
-            name: String::from_utf8_lossy(name).into_owned(),
-        });
-    });
-    if let Some(rest) = rest {
-        super::smaps::each_entry(rest, |entry| {
+    if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
+        let mut name = [0u8; 4096];
+        let looked = query_range(range, &mut name, &mut |query, name| {
             found.push(Described {
-                mapping: entry.mapping,
-                page_size: entry.page_size,
-                name: entry.name,
+                mapping: mapping_of(query),
+                page_size: query.vma_page_size as usize,
+                name: String::from_utf8_lossy(name).into_owned(),
             });
-        })?;
+        });
+        match looked {
+            Ok(()) => {
+                QUERY_WORKS.store(1, Ordering::Relaxed);
+                return Ok(found);
+            }
+            Err(errno) if QUERY_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
+            Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
+        }
+        found.clear();
     }
+    super::smaps::each_entry(range, |entry| {
+        found.push(Described {
+            mapping: entry.mapping,
+            page_size: entry.page_size,
+            name: entry.name,
+        });
+    })?;
     Ok(found)
 }
 
@@ -252,9 +261,17 @@ pub(crate) fn query_works() -> bool {
 
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
-    let Some(range) = queried(range, &mut [], |query, _| each(mapping_of(query))) else {
-        return Ok(());
-    };
+    if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
+        match query_range(range, &mut [], &mut |query, _| each(mapping_of(query))) {
+            Ok(()) => {
+                QUERY_WORKS.store(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            // ENOTTY on kernels before 6.11. Any error is returned once the query is known to work.
+            Err(errno) if QUERY_WORKS.load(Ordering::Relaxed) == 1 => return Err(errno),
+            Err(_) => QUERY_WORKS.store(2, Ordering::Relaxed),
+        }
+    }
     let maps = brief::open("/proc/thread-self/maps")?;
     small_file::each_line(
         |buffer| maps.read(buffer),
@@ -287,11 +304,9 @@ pub(crate) fn query_is_missing() -> bool {
     QUERY_WORKS.load(Ordering::Relaxed) == 2
 }
 
-/// Remembers whether there is PROCMAP_QUERY. The first answer counts: a filter may refuse the query
-/// later, to some threads.
+/// Remembers whether there is PROCMAP_QUERY.
 pub(super) fn query_is(there: bool) {
-    let found = if there { 1 } else { 2 };
-    let _ = QUERY_WORKS.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed);
+    QUERY_WORKS.store(if there { 1 } else { 2 }, Ordering::Relaxed);
 }
 
 /// Returns the mapping at `addr` or the first one above it, its page size and the length of its
@@ -341,36 +356,31 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
     }
 }
 
-/// Calls `each` with the mappings that overlap the range, in order of address, and with their names
-/// where `name` has room for them. Returns the rest of the range, if the list of mappings must be
-/// read as text there. The kernel has no PROCMAP_QUERY before 6.11, a filter may refuse it from any
-/// moment on, and it tells nothing of a mapping whose path has 4,096 bytes or more.
-fn queried(
+/// Stands for a path for which [`describe`] has no room. The kernel's own names are shorter.
+const LONG: &[u8] = b"/...";
+
+/// The kernel writes a name only where the buffer has room for it.
+fn query_range(
     range: PageRange,
     name: &mut [u8],
-    mut each: impl FnMut(&Query, &[u8]),
-) -> Option<PageRange> {
-    if query_is_missing() {
-        return Some(range);
-    }
+    each: &mut impl FnMut(&Query, &[u8]),
+) -> Result<(), Errno> {
     let mut at = range.start;
     while at < range.end {
-        match ask(at, name) {
-            Ok(Some(query)) if (query.vma_start as usize) < range.end => {
-                // The returned size counts the terminating NUL.
-                let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-                each(&query, &name[..length]);
-                at = query.vma_end as usize;
-            }
-            Ok(_) => break,
-            Err(errno) => {
-                query_is(errno == Errno::NAMETOOLONG);
-                return Some(PageRange { start: at, ..range });
-            }
-        }
+        // The query returns nothing for a longer path.
+        let (found, is_long) = match ask(at, name) {
+            Err(Errno::NAMETOOLONG) => (ask(at, &mut [])?, true),
+            found => (found?, false),
+        };
+        let Some(query) = found.filter(|query| (query.vma_start as usize) < range.end) else {
+            return Ok(());
+        };
+        // The returned size counts the terminating NUL.
+        let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
+        each(&query, if is_long { LONG } else { &name[..length] });
+        at = query.vma_end as usize;
     }
-    query_is(true);
-    None
+    Ok(())
 }
 
 #[cfg(test)]
@@ -386,7 +396,7 @@ mod tests {
         let start = std::ptr::from_ref(&local) as usize / page * page;
         let range = PageRange::new(start, start + page);
         let mut queried = Vec::new();
-        if super::queried(range, &mut [], |query, _| queried.push(mapping_of(query))).is_some() {
+        if query_range(range, &mut [], &mut |query, _| queried.push(mapping_of(query))).is_err() {
             return; // before 6.11 only reading exists, and every test above uses it
         }
         let parsed = text
@@ -399,9 +409,9 @@ mod tests {
         assert_eq!(Mapping { start: 0, ..queried[0] }, Mapping { start: 0, ..parsed });
     }
 
-    /// The query tells nothing of such a mapping.
+    /// The query fails for such a mapping, if it asks for the name.
     #[test]
-    fn a_path_of_more_than_4095_bytes_is_read_as_text() {
+    fn a_path_of_more_than_4095_bytes_hides_nothing_but_itself() {
         use rustix::fs::{self, Mode, OFlags};
         let top = std::env::temp_dir().join(format!("tenure-path-{}", std::process::id()));
         std::fs::create_dir(&top).unwrap();
@@ -426,9 +436,9 @@ mod tests {
         }
         let found = describe(range).unwrap();
         std::fs::remove_dir_all(&top).unwrap();
-        let lengths: Vec<_> = found.iter().map(|one| one.name.len()).collect();
-        assert_eq!(found.len(), 3, "{lengths:?}");
-        assert!(lengths[1] > 5000 && found[1].mapping.inode != 0, "{lengths:?}");
+        let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(found.len(), 3, "{names:?}");
+        assert!(names[1].starts_with('/') && found[1].mapping.inode != 0, "{names:?}");
         assert_eq!(found[1].mapping.start, range.start + page);
         // The kernel joins the neighbours with what other threads map beside them.
         let start = |mapping: Mapping| mapping.start.max(range.start);

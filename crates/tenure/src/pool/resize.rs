@@ -166,7 +166,10 @@ fn resize_in_place(
         give_tail_back(reservation, spot, at + new_size);
     }
     let counted = run.size.swap(new_size as u64, Ordering::Relaxed);
-    counters::add(Counter::AllocatedBytes, (new_size as u64).wrapping_sub(counted));
+    // Neither sum falls: see `room::in_use`.
+    let new_size = new_size as u64;
+    counters::add(Counter::AllocatedBytes, new_size.saturating_sub(counted));
+    counters::add(Counter::FreedBytes, counted.saturating_sub(new_size));
 }
 
 /// Gives the pages past `end` back, if that is worth a system call and splits no huge page.

@@ -103,7 +103,8 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// As for [`plan`](Populate::plan); `ENOENT` and others: `/proc/self/pagemap` cannot be read.
+    /// As for [`plan`](Populate::plan). Where `/proc/self/pagemap` cannot be read (after `setuid`), pages
+    /// that are there already count as needed, too.
     pub fn room(&self) -> Result<Room> {
         room::ask(self, self.range("Populate::room")?)
     }

@@ -9,6 +9,7 @@ use crate::os::thp::{self, Setting};
 use crate::os::{mounts, page_size, populate as os_populate, smaps, HUGE_PAGE};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
 
@@ -192,6 +193,9 @@ pub struct Plan {
     /// error.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) allocate_asked: bool,
+    /// Why the mappings could not be looked up. Then there are no parts.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) unknown: Option<Errno>,
 }
 
 impl Plan {
@@ -238,10 +242,10 @@ pub(super) fn show(asked: &Populate, range: PageRange) -> Result<Plan> {
 /// Looks at the mappings and decides the steps.
 pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
     let by_madvise = os_populate::by_madvise(asked.access == Access::Write);
-    let found = match maps::describe(range) {
-        Ok(found) => found,
+    let (found, unknown) = match maps::describe(range) {
+        Ok(found) => (found, None),
         // Without /proc the kernel's own checks must suffice; a touch has none.
-        Err(_) if by_madvise => Vec::new(),
+        Err(errno) if by_madvise => (Vec::new(), Some(errno)),
         Err(errno) => {
             let what = "looking up the mappings in /proc/self/maps";
             return Err(Error::system("populate", what, errno).on(range.start, range.len()));
@@ -257,10 +261,15 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
     };
     // Worth the 20 µs if the populate takes milliseconds even with huge pages.
     let fresh = range.len() >= 256 << 20;
-    let mut parts: Vec<Part> = found
-        .into_iter()
-        .map(|described| part(asked, range, described, file.as_ref().map(|(_, f)| f), fresh))
-        .collect();
+    let mut rest = range;
+    let mut parts = Vec::new();
+    for described in found {
+        // Other threads may split and join mappings between two looks.
+        if described.mapping.end > rest.start {
+            parts.push(part(asked, rest, described, file.as_ref().map(|(_, f)| f), fresh));
+            rest.start = parts.last().map_or(rest.start, |last: &Part| last.start + last.len);
+        }
+    }
     if !by_madvise {
         smaps::each_entry(range, |entry| {
             if entry.has("io") || entry.has("pf") {
@@ -282,6 +291,7 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
         parts,
         file,
         allocate_asked: asked.allocate == Some(true),
+        unknown,
     })
 }
 

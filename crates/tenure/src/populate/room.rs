@@ -100,7 +100,7 @@ pub(super) fn ask(asked: &Populate, range: PageRange) -> Result<Room> {
     // After setuid the kernel lets a process open its page map no more.
     let pagemap = Pagemap::open().ok();
     // Where the mappings cannot be looked up, all of it counts.
-    let mut memory = if plan.parts.is_empty() { range.len() as u64 } else { 0 };
+    let mut memory = if plan.unknown.is_some() { range.len() as u64 } else { 0 };
     let mut bounds = Vec::new();
     for part in &plan.parts {
         let missing = missing(asked.access, part, pagemap.as_ref());

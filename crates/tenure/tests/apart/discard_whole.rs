@@ -240,19 +240,6 @@ fn where_no_file_can_be_opened_any_more() {
 }
 
 #[test]
-fn where_a_filter_refuses_the_query_of_mappings_from_some_moment_on() {
-    in_child(this_test!(), &[], || {
-        let (raw, before) = (anonymous(), anonymous());
-        over(&raw, 1, libc::MAP_SHARED, &shared_file());
-        discarded(&before).unwrap();
-        let filter = Filter::new().refuse(Call::ProcmapQuery, Errno::PERM);
-        filter.install_this_thread().expect("a seccomp filter needs no rights");
-        discarded(&raw).unwrap();
-        assert!((0..4 * PART).all(|page| raw.byte(page) == 0), "something is left");
-    });
-}
-
-#[test]
 fn beside_a_sealed_file_that_can_only_be_written() {
     in_child(this_test!(), &[], || {
         let raw = anonymous();

@@ -1,6 +1,8 @@
 //! The end of tenure's threads, on a busy machine too.
 
 use super::threads_there;
+use std::collections::HashMap;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 use tenure::end_background_threads;
 
@@ -9,12 +11,12 @@ const LONGEST_END: Duration = Duration::from_millis(950);
 
 /// Ends tenure's threads. If they do not end, nothing was waited for in vain, but for the kernel.
 pub fn ends_or_says_so() -> bool {
-    let began = Instant::now();
+    let (began, before) = (Instant::now(), waits_for_processors());
     if end_background_threads() {
         return true;
     }
     let took = began.elapsed();
-    assert!(took < LONGEST_END || the_kernel_keeps_one(), "{took:?}\n{}", threads_there());
+    assert!(took < LONGEST_END || the_kernel_keeps_one(&before), "{took:?}\n{}", threads_there());
     false
 }
 
@@ -32,24 +34,27 @@ pub fn ends() -> bool {
     false
 }
 
+/// How long each of tenure's threads has waited for a processor so far, and its state.
+fn waits_for_processors() -> HashMap<OsString, (Duration, String)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let of_tenure = tasks.filter_map(|task| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).ok();
+        read("comm")?.starts_with("tenure-").then_some(())?;
+        let waited_ns = read("schedstat")?.split(' ').nth(1)?.parse().ok()?;
+        Some((task.file_name(), (Duration::from_nanos(waited_ns), read("stat")?)))
+    });
+    of_tenure.collect()
+}
+
 /// Whether one of tenure's threads could not end in time: it has ended meanwhile, has waited for a
 /// processor for long, or sleeps in the kernel where nothing wakes it. To close a source of pressure
 /// reports, the kernel waits until no thread reads (`synchronize_rcu`): 31 s were seen beside busy
 /// threads at different priorities.
-fn the_kernel_keeps_one() -> bool {
-    let mut are_there = false;
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        if !read("comm").starts_with("tenure-") {
-            continue;
-        }
-        let waited_ns = read("schedstat").split(' ').nth(1).and_then(|ns| ns.parse().ok());
-        if Duration::from_nanos(waited_ns.unwrap_or(0)) > LONGEST_END / 3
-            || !read("stat").contains(") S ")
-        {
-            return true;
-        }
-        are_there = true;
-    }
-    !are_there
+fn the_kernel_keeps_one(before: &HashMap<OsString, (Duration, String)>) -> bool {
+    let now = waits_for_processors();
+    now.is_empty()
+        || now.iter().any(|(thread, (waited, state))| {
+            let so_far = before.get(thread).map_or(Duration::ZERO, |(waited, _)| *waited);
+            !state.contains(") S ") || waited.saturating_sub(so_far) > LONGEST_END / 3
+        })
 }
