@@ -5,7 +5,9 @@ use super::receipt::Receipt;
 use super::When;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
-use crate::populate::{Access, Background, Failed, Part, Populate, Progress, Report};
+use crate::populate::{
+    not_looked_up, Access, Background, Failed, Part, Populate, Progress, Report,
+};
 use std::time::{Duration, Instant};
 
 /// One thread, and a second one that waits for the disk while the first one maps. More threads
@@ -37,10 +39,11 @@ const THREADS: usize = 2;
 /// before the start or locking on fault alone: `tenure bench lock-on-fault`.
 ///
 /// # Errors
-/// As for [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Others: the mappings
-/// cannot be looked up in `/proc/self/maps`, so the kind of access is not known (`ENOENT`: there is no
-/// `/proc`; `EMFILE`, `ENFILE`: no file can be opened). Nothing is locked then. [`Gradual::wait`] reports later failures (a page past the end of its file, a full tmpfs).
-/// The lock then stays as it is.
+/// As for [`lock`] with [`When::OnFault`]; `EAGAIN`: no thread could be started. Others: the
+/// mappings cannot be looked up in `/proc/self/maps`, so the kind of access is not known (`ENOENT`:
+/// there is no `/proc`; `EMFILE`, `ENFILE`: no file can be opened). Nothing is locked then.
+/// [`Gradual::wait`] reports later failures (a page past the end of its file, a full tmpfs). The
+/// lock then stays as it is.
 #[doc(alias = "MLOCK_ONFAULT")]
 #[doc(alias = "mlock2")]
 pub fn gradually(addr: *const u8, len: usize) -> Result<Gradual> {
@@ -59,8 +62,7 @@ fn runs(addr: *const u8, len: usize) -> Result<Vec<(usize, usize, Access)>> {
     let plan = Populate::new(addr, len, Access::Read).plan()?;
     let end = plan.start + plan.len;
     if let Some(errno) = plan.unknown {
-        let what = "looking up the mappings in /proc/self/maps";
-        return Err(Error::system("lock::gradually", what, errno).on(plan.start, plan.len));
+        return Err(not_looked_up("lock::gradually", plan.range(), errno));
     }
     let mut starts =
         vec![(plan.start, plan.parts.first().map_or(Access::Read, Part::access_that_keeps))];

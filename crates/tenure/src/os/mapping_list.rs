@@ -8,8 +8,6 @@ use rustix::io::Errno;
 
 /// Only this many bytes of a mapping's name are read.
 const NAME: usize = 64;
-/// Replaces a name of over 255 bytes. None of the kernel's own names is as long.
-const LONG: &[u8] = b"/...";
 /// The buffer lies on the caller's stack, of which a thread may have 16 KiB. Only the beginning of
 /// a longer line is read.
 const BUFFER: usize = 512;
@@ -29,6 +27,10 @@ impl Listed {
     /// The name as `/proc/self/maps` has it, cut off.
     pub fn name(&self) -> &[u8] {
         &self.name[..self.length]
+    }
+
+    fn queried((mapping, page_size, name): maps::Found<'_>) -> Listed {
+        Listed::new(mapping, Some(page_size), name)
     }
 
     fn new(mapping: Mapping, page_size: Option<usize>, name: &[u8]) -> Listed {
@@ -125,29 +127,16 @@ impl Lister {
 /// The kernel returns only whole names. A buffer for a long one takes room on the stack, which few
 /// callers need.
 fn query(addr: usize) -> Result<Option<Listed>, Errno> {
-    match query_with([0; NAME], addr) {
+    match maps::query(addr, &mut [0; NAME]) {
         Err(Errno::NAMETOOLONG) => query_long(addr),
-        answer => answer,
+        found => Ok(found?.map(Listed::queried)),
     }
 }
 
 #[cold]
 #[inline(never)]
 fn query_long(addr: usize) -> Result<Option<Listed>, Errno> {
-    match query_with([0; 256], addr) {
-        // The query returns nothing for a name of this length.
-        Err(Errno::NAMETOOLONG) => {
-            let found = maps::query(addr, &mut [])?;
-            Ok(found.map(|(mapping, page_size, _)| Listed::new(mapping, Some(page_size), LONG)))
-        }
-        answer => answer,
-    }
-}
-
-fn query_with<const N: usize>(mut name: [u8; N], addr: usize) -> Result<Option<Listed>, Errno> {
-    let found = maps::query(addr, &mut name)?;
-    Ok(found
-        .map(|(mapping, page_size, length)| Listed::new(mapping, Some(page_size), &name[..length])))
+    Ok(maps::query_any(addr, &mut [0; 256])?.map(Listed::queried))
 }
 
 impl Text {
@@ -206,7 +195,7 @@ mod tests {
                 break;
             }
             let mut name = listed.name().to_vec();
-            if name.starts_with(b"/tmp/tenure-") || name == LONG {
+            if name.starts_with(b"/tmp/tenure-") || name == b"/..." {
                 name = b"/".to_vec();
             }
             found.push((listed.mapping.start, listed.mapping.end, name));

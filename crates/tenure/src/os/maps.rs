@@ -220,12 +220,9 @@ pub(crate) fn describe(range: PageRange) -> Result<Vec<Described>, Errno> {
     let mut found = Vec::new();
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
         let mut name = [0u8; 4096];
-        let looked = query_range(range, &mut name, &mut |query, name| {
-            found.push(Described {
-                mapping: mapping_of(query),
-                page_size: query.vma_page_size as usize,
-                name: String::from_utf8_lossy(name).into_owned(),
-            });
+        let looked = query_range(range, &mut name, &mut |mapping, page_size, name| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            found.push(Described { mapping, page_size, name });
         });
         match looked {
             Ok(()) => {
@@ -262,7 +259,7 @@ pub(crate) fn query_works() -> bool {
 /// Calls `each` with the mappings that overlap the range, in order of address.
 pub(crate) fn each_mapping(range: PageRange, mut each: impl FnMut(Mapping)) -> Result<(), Errno> {
     if QUERY_WORKS.load(Ordering::Relaxed) != 2 {
-        match query_range(range, &mut [], &mut |query, _| each(mapping_of(query))) {
+        match query_range(range, &mut [], &mut |mapping, _, _| each(mapping)) {
             Ok(()) => {
                 QUERY_WORKS.store(1, Ordering::Relaxed);
                 return Ok(());
@@ -309,17 +306,32 @@ pub(super) fn query_is(there: bool) {
     QUERY_WORKS.store(if there { 1 } else { 2 }, Ordering::Relaxed);
 }
 
-/// Returns the mapping at `addr` or the first one above it, its page size and the length of its
-/// name.
-pub(super) fn query(
-    addr: usize,
-    name: &mut [u8],
-) -> Result<Option<(Mapping, usize, usize)>, Errno> {
+/// A mapping, its page size, and its name.
+pub(super) type Found<'name> = (Mapping, usize, &'name [u8]);
+
+/// Returns the mapping at `addr` or the first one above it, its page size and its name. `ENAMETOOLONG`:
+/// the kernel returns no part of a name for which the buffer has no room.
+pub(super) fn query(addr: usize, name: &mut [u8]) -> Result<Option<Found<'_>>, Errno> {
     Ok(ask(addr, name)?.map(|query| {
         // The returned size counts the terminating NUL.
         let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-        (mapping_of(&query), query.vma_page_size as usize, length)
+        (mapping_of(&query), query.vma_page_size as usize, &name[..length])
     }))
+}
+
+/// Stands for a name for which a buffer has no room. All of the kernel's own names are shorter than 255
+/// bytes.
+const LONG: &[u8] = b"/...";
+
+/// [`query`], where [`LONG`] stands for a longer name.
+pub(super) fn query_any(addr: usize, name: &mut [u8]) -> Result<Option<Found<'_>>, Errno> {
+    match query(addr, name) {
+        Err(Errno::NAMETOOLONG) => {
+            let found = query(addr, &mut [])?;
+            Ok(found.map(|(mapping, page_size, _)| (mapping, page_size, LONG)))
+        }
+        found => found,
+    }
 }
 
 /// One PROCMAP_QUERY. `None`: nothing is mapped from there on.
@@ -356,29 +368,20 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
     }
 }
 
-/// Stands for a path for which [`describe`] has no room. The kernel's own names are shorter.
-const LONG: &[u8] = b"/...";
-
-/// The kernel writes a name only where the buffer has room for it.
 fn query_range(
     range: PageRange,
     name: &mut [u8],
-    each: &mut impl FnMut(&Query, &[u8]),
+    each: &mut impl FnMut(Mapping, usize, &[u8]),
 ) -> Result<(), Errno> {
     let mut at = range.start;
     while at < range.end {
-        // The query returns nothing for a longer path.
-        let (found, is_long) = match ask(at, name) {
-            Err(Errno::NAMETOOLONG) => (ask(at, &mut [])?, true),
-            found => (found?, false),
-        };
-        let Some(query) = found.filter(|query| (query.vma_start as usize) < range.end) else {
-            return Ok(());
-        };
-        // The returned size counts the terminating NUL.
-        let length = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-        each(&query, if is_long { LONG } else { &name[..length] });
-        at = query.vma_end as usize;
+        match query_any(at, name)? {
+            Some((mapping, page_size, name)) if mapping.start < range.end => {
+                at = mapping.end;
+                each(mapping, page_size, name);
+            }
+            _ => break,
+        }
     }
     Ok(())
 }
@@ -396,7 +399,7 @@ mod tests {
         let start = std::ptr::from_ref(&local) as usize / page * page;
         let range = PageRange::new(start, start + page);
         let mut queried = Vec::new();
-        if query_range(range, &mut [], &mut |query, _| queried.push(mapping_of(query))).is_err() {
+        if query_range(range, &mut [], &mut |mapping, _, _| queried.push(mapping)).is_err() {
             return; // before 6.11 only reading exists, and every test above uses it
         }
         let parsed = text

@@ -4,6 +4,7 @@
 
 use super::backing::Backing;
 use super::discard_parts::{first_that_would_stay, may_be_device, Part, Shown, Stays, Way};
+use super::plan::not_looked_up;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::maps::{self, Described};
 use crate::os::{advise, smaps};
@@ -79,10 +80,7 @@ pub unsafe fn discard(addr: *mut u8, len: usize) -> Result<()> {
         let why = "part of it is volatile, and its pages may be offered".into();
         return Err(error(ErrorKind::IsVolatile, why, "unmark or forget it first"));
     }
-    let found = maps::describe(range).map_err(|errno| {
-        Error::system(call, "looking up the mappings in /proc/self/maps", errno)
-            .on(range.start, len)
-    })?;
+    let found = maps::describe(range).map_err(|errno| not_looked_up(call, range, errno))?;
     let shown = Shown::of(range);
     let mut at = range.start;
     let mut parts = Vec::new();

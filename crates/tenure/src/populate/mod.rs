@@ -60,6 +60,7 @@ pub use backing::Backing;
 pub use discard::discard;
 pub use failure::Failed;
 pub use options::{Access, HugePages, Populate};
+pub(crate) use plan::not_looked_up;
 pub use plan::{Part, Plan, Step};
 pub use progress::{Progress, Report};
 pub use room::{Limiting, Room};

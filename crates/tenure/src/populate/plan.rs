@@ -199,7 +199,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub(super) fn range(&self) -> PageRange {
+    pub(crate) fn range(&self) -> PageRange {
         PageRange { start: self.start, end: self.start + self.len }
     }
 
@@ -246,10 +246,7 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
         Ok(found) => (found, None),
         // Without /proc the kernel's own checks must suffice; a touch has none.
         Err(errno) if by_madvise => (Vec::new(), Some(errno)),
-        Err(errno) => {
-            let what = "looking up the mappings in /proc/self/maps";
-            return Err(Error::system("populate", what, errno).on(range.start, range.len()));
-        }
+        Err(errno) => return Err(not_looked_up("populate", range, errno)),
     };
     let file = match &asked.file {
         None => None,
@@ -293,6 +290,11 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
         allocate_asked: asked.allocate == Some(true),
         unknown,
     })
+}
+
+pub(crate) fn not_looked_up(call: &'static str, range: PageRange, errno: Errno) -> Error {
+    let what = "looking up the mappings in /proc/self/maps";
+    Error::system(call, what, errno).on(range.start, range.len())
 }
 
 fn part(
