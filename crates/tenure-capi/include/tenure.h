@@ -195,7 +195,8 @@
  * For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
  * (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may call
  * its OOM killer if a cgroup or the machine has no room. Where /proc/self/pagemap cannot be read
- * (after setuid), pages that are there already count as needed, too.
+ * (after setuid), pages that are there already count as needed, too. Where /proc/self/maps cannot
+ * be read, all of the range does, also for reading.
  */
 #define TENURE_POPULATE_WITHIN_ROOM 2
 
@@ -2156,7 +2157,8 @@ void tenure_unlock(struct tenure_held *l);
  *
  * Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
  *
- * Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
+ * Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than
+ * 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
  */
 int tenure_lock_receipt(const void *addr,
                         size_t len,

@@ -121,7 +121,8 @@ pub unsafe extern "C" fn tenure_unlock(l: *mut tenure_held) {
 ///
 /// Cost: a reading of /proc/self/smaps up to the end of the range (10 ns for each resident page).
 ///
-/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
+/// Errors: EINVAL: empty or wrapping; NULL with a room. E2BIG: part_size is more than
+/// 4096. Others: /proc/self/smaps or /proc/self/pagemap could not be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_lock_receipt(
     addr: *const c_void,

@@ -24,7 +24,8 @@ pub const TENURE_POPULATE_NO_HUGE_PAGES: c_uint = 1;
 /// For flags: refuse a populate beforehand that would not fit into the memory cgroup or the machine
 /// (ENOMEM), the tmpfs or the pool of huge pages (ENOSPC). Without this flag the kernel may call
 /// its OOM killer if a cgroup or the machine has no room. Where /proc/self/pagemap cannot be read
-/// (after setuid), pages that are there already count as needed, too.
+/// (after setuid), pages that are there already count as needed, too. Where /proc/self/maps cannot
+/// be read, all of the range does, also for reading.
 pub const TENURE_POPULATE_WITHIN_ROOM: c_uint = 2;
 /// For flags: allocate the holes of the shared file `fd` (fallocate) also if that is not the
 /// default.

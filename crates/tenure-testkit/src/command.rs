@@ -89,7 +89,9 @@ mod tests {
     impl Started {
         fn new(name: &str) -> Started {
             let file = format!("tenure-{name}-{}", std::process::id());
-            Started(std::env::temp_dir().join(file))
+            let file = std::env::temp_dir().join(file);
+            let _ = std::fs::remove_file(&file); // of a killed run
+            Started(file)
         }
 
         /// Ends with the file's last line, and where there is none for long.

@@ -91,7 +91,7 @@ impl Deadline {
 /// How long some thread of the machine has waited for a processor while others ran, since the
 /// machine was started. 0 where the kernel does not tell. Allocates nothing: a thread that hangs may
 /// have the allocator's lock.
-fn waited_for_processors() -> Duration {
+pub fn waited_for_processors() -> Duration {
     let mut text = [0; 512];
     let read = File::open("/proc/pressure/cpu").and_then(|mut file| file.read(&mut text));
     let pressure = std::str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or_default();

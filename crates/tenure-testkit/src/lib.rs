@@ -39,7 +39,7 @@ pub mod zram;
 pub use again::tests_under;
 pub use child::{as_nobody, in_child, run_child, undisturbed, ChildResult};
 pub use command::output_within;
-pub use deadline::Deadline;
+pub use deadline::{waited_for_processors, Deadline};
 pub use leak::LeakCheck;
 pub use page_out::page_out;
 pub use sweep::{is_whole, sweep};

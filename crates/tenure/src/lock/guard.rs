@@ -79,7 +79,8 @@ pub(super) fn refuse_volatile(call: &'static str, range: PageRange) -> Result<()
 /// than tenure, or a future lock of [`mlockall`](super::mlockall()), will lock the next mapping at
 /// this place. The drop unlocks the range that was locked: pages that `mremap` has moved away stay
 /// locked. A part that the kernel does not unlock (the process has too many mappings to split one
-/// more) stays locked until a later lock call for the part, which tries again. In a forked child the guard does nothing, because a child inherits no locks.
+/// more) stays locked until a later lock call for the part, which tries again. In a forked child the
+/// guard does nothing, because a child inherits no locks.
 ///
 /// ```
 /// use tenure::lock::{lock, When};

@@ -167,9 +167,10 @@ fn resize_in_place(
     }
     let counted = run.size.swap(new_size as u64, Ordering::Relaxed);
     // Neither sum falls: see `room::in_use`.
-    let new_size = new_size as u64;
-    counters::add(Counter::AllocatedBytes, new_size.saturating_sub(counted));
-    counters::add(Counter::FreedBytes, counted.saturating_sub(new_size));
+    match (new_size as u64).checked_sub(counted) {
+        Some(more) => counters::add(Counter::AllocatedBytes, more),
+        None => counters::add(Counter::FreedBytes, counted - new_size as u64),
+    }
 }
 
 /// Gives the pages past `end` back, if that is worth a system call and splits no huge page.

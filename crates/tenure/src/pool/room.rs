@@ -89,8 +89,7 @@ pub(super) fn make(reservation: &Reservation, spot: Spot, bytes: usize) {
 /// they do then must not count as in use: the most that was ever in use would be too high for ever.
 fn in_use(mut sum: impl FnMut(Counter) -> u64) -> u64 {
     let allocated = sum(Counter::AllocatedBytes);
-    let in_use = allocated.wrapping_sub(sum(Counter::FreedBytes)) as i64;
-    in_use.max(0) as u64
+    allocated.saturating_sub(sum(Counter::FreedBytes))
 }
 
 impl Room {

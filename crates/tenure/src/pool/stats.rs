@@ -78,13 +78,11 @@ pub fn stats() -> PoolStats {
     let (in_slots, in_slots_bytes) = thread_cache::held();
     let (queued, queued_bytes) = queue::queued();
     // The frees are read before the allocations: in the other order an allocation and its free in
-    // between would make the difference negative. Growth counts by wrapping, so the difference may
-    // still be negative for a moment.
+    // between would make the difference negative.
     let (frees, freed_bytes) = (get(Frees), get(FreedBytes));
-    let more = |all: u64, less: u64| (all.wrapping_sub(less) as i64).max(0) as u64;
     let mut stats = PoolStats {
-        in_use: more(get(Allocs), frees),
-        in_use_bytes: more(get(AllocatedBytes), freed_bytes),
+        in_use: get(Allocs).saturating_sub(frees),
+        in_use_bytes: get(AllocatedBytes).saturating_sub(freed_bytes),
         // Runs in the queue count as warm until they are offered or returned.
         warm: in_slots + queued,
         warm_bytes: in_slots_bytes + queued_bytes,

@@ -104,8 +104,9 @@ impl Populate {
     /// ```
     ///
     /// # Errors
-    /// As for [`plan`](Populate::plan). Where `/proc/self/pagemap` cannot be read (after `setuid`), pages
-    /// that are there already count as needed, too.
+    /// As for [`plan`](Populate::plan). Where `/proc/self/pagemap` cannot be read (after
+    /// `setuid`), pages that are there already count as needed, too. Where `/proc/self/maps` cannot
+    /// be read, all of the range does, also for reading.
     pub fn room(&self) -> Result<Room> {
         room::ask(self, self.range("Populate::room")?)
     }

@@ -263,8 +263,9 @@ pub(super) fn make(asked: &Populate, range: PageRange) -> Result<Plan> {
     for described in found {
         // Other threads may split and join mappings between two looks.
         if described.mapping.end > rest.start {
-            parts.push(part(asked, rest, described, file.as_ref().map(|(_, f)| f), fresh));
-            rest.start = parts.last().map_or(rest.start, |last: &Part| last.start + last.len);
+            let part = part(asked, rest, described, file.as_ref().map(|(_, f)| f), fresh);
+            rest.start = part.start + part.len;
+            parts.push(part);
         }
     }
     if !by_madvise {
@@ -423,8 +424,8 @@ impl fmt::Display for Plan {
                 writeln!(f, "    {step}: {why}")?;
             }
         }
-        if self.parts.is_empty() {
-            return writeln!(f, "  mappings unknown: not mapped, or /proc cannot be read");
+        if let Some(errno) = self.unknown {
+            return writeln!(f, "  mappings unknown: /proc/self/maps cannot be read: {errno}");
         }
         if at < self.start + self.len {
             writeln!(f, "  [{at:#x}, {:#x}) not mapped: an error", self.start + self.len)?;
