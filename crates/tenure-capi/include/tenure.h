@@ -2373,7 +2373,10 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
  * Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
  * huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
  * vm.max_map_count already. EDEADLK: a signal handler calls it in the middle of a call of its thread
- * for memory that is marked volatile; unmap it later. Nothing is changed then.
+ * for memory that is marked volatile; unmap it later. Nothing is changed then. Where the kernel
+ * refuses a part of a large range that it would have taken a moment before (a filter that fails
+ * munmap), the other parts are gone. Marked memory that stays counts as purged then, and its locks
+ * are no longer counted.
  */
 int tenure_munmap(void *addr,
                   size_t len);

@@ -10,6 +10,7 @@
 //! - [`plain_output!`]: no colours and no width from the caller of the tests.
 //! - [`refused`]: parts of the kernel refused as users find them, and tests under that.
 //! - [`hugetlb`]: more huge pages in the kernel's pool.
+//! - [`map_count`]: as many mappings as a process may have.
 //! - [`leak`]: mappings, descriptors and threads before and after.
 //! - [`page_out()`]: pages that the kernel takes.
 //! - [`child`]: a test body in a process of its own, as another user if need be.
@@ -29,6 +30,7 @@ pub mod deadline;
 pub mod hugetlb;
 pub mod leak;
 pub mod look;
+pub mod map_count;
 mod page_out;
 pub mod refused;
 pub mod setting;

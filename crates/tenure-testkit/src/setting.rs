@@ -1,6 +1,7 @@
 //! A setting of the whole machine that is restored however this process ends.
 
 use crate::{child, Unavailable};
+use rustix::fs::{flock, FlockOperation};
 use std::fs;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -17,12 +18,23 @@ impl Turn {
     /// # Panics
     /// In a child that has not reached its body: the test that started it may have the turn.
     pub fn take(path: &str) -> Result<Turn, Unavailable> {
+        Turn::wait(path, FlockOperation::LockExclusive)
+    }
+
+    /// Waits until no test changes the setting. Other tests may rely on it meanwhile, too.
+    ///
+    /// # Panics
+    /// As [`take`](Turn::take).
+    pub fn share(path: &str) -> Result<Turn, Unavailable> {
+        Turn::wait(path, FlockOperation::LockShared)
+    }
+
+    fn wait(path: &str, lock: FlockOperation) -> Result<Turn, Unavailable> {
         child::assert_in_body("the turn of a setting");
         let unavailable =
             |e| Unavailable::new(format!("the setting {path} of the machine cannot be had: {e}"));
         let file = fs::File::open(path).map_err(unavailable)?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|errno| unavailable(errno.into()))?;
+        flock(&file, lock).map_err(|errno| unavailable(errno.into()))?;
         Ok(Turn(file))
     }
 }

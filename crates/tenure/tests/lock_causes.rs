@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use tenure::lock::{self, State, When};
 use tenure::{Error, ErrorKind};
 use tenure_testkit::hugetlb::MoreHugePages;
+use tenure_testkit::map_count::Filler;
 use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
 use Held::{Full, Not, OnFault};
 
@@ -260,22 +261,8 @@ fn a_full_tmpfs() {
 #[test]
 fn a_mapping_that_cannot_be_cut_any_more() {
     in_child(this_test!(), &[], || {
-        let most: usize =
-            std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
-        if most > 200_000 {
-            skip!("vm.max_map_count is {most}");
-        }
         let area = Area::new(8);
-        // Neighbours with other protections do not join.
-        let filler = Area::new(2 * most);
-        let mut at = 0;
-        loop {
-            // SAFETY: the page is inside the filler, which nothing reads or writes.
-            if unsafe { libc::mprotect(filler.page(at).cast(), PAGE, libc::PROT_READ) } != 0 {
-                break;
-            }
-            at += 2;
-        }
+        let filler = or_skip!(Filler::to_limit());
         let inside = Area { at: area.at + 2 * PAGE, pages: 2 };
         assert_eq!(inside.mlock(0, 2), Err(libc::ENOMEM));
         let text = ["vm.max_map_count", "would cut a mapping"];

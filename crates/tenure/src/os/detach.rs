@@ -3,6 +3,7 @@
 //! All functions here make bare system calls: nothing allocates, and `errno` stays as it is.
 
 use super::apart::{self, Congruent};
+use super::maps_line::Mapping;
 use super::{generation, kernel, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -166,16 +167,28 @@ pub(crate) fn mremap_works() -> bool {
 }
 
 /// Returns whether the kernel refuses to unmap a range in the middle of a mapping, because of
-/// `vm.max_map_count`. If it does not, the range is a mapping of its own afterwards, kept out of
-/// core dumps, so that unmapping it takes no split. If it was kept out of them before, this changes
-/// nothing and returns `false`.
+/// `vm.max_map_count`. If it does not, the range is a mapping of its own afterwards, so that
+/// unmapping it takes no split.
 ///
 /// The caller unmaps the range next.
 pub(crate) fn cannot_be_split(range: PageRange) -> bool {
-    // SAFETY: the call changes a flag on which the memory's contents do not depend.
-    let split = unsafe { madvise(range.start as *mut c_void, range.len(), Advice::LinuxDontDump) };
+    // Whether it is kept out of core dumps. If the program has done that, the first call splits
+    // nothing.
+    is_refused(range, Advice::LinuxDontDump)
+        || !is_one_mapping(range) && is_refused(range, Advice::LinuxDoDump)
+}
+
+fn is_refused(range: PageRange, advice: Advice) -> bool {
+    // SAFETY: the advice changes a flag on which the memory's contents do not depend.
+    let split = unsafe { madvise(range.start as *mut c_void, range.len(), advice) };
     // The kernel's ENOMEM, which madvise returns as EAGAIN.
     matches!(split, Err(Errno::NOMEM | Errno::AGAIN))
+}
+
+fn is_one_mapping(range: PageRange) -> bool {
+    let found = super::mapping_list::at_or_after(range.start);
+    let is_range = |found: Mapping| PageRange { start: found.start, end: found.end } == range;
+    found.ok().flatten().is_some_and(|found| is_range(found.mapping))
 }
 
 const UNKNOWN: u8 = 0;

@@ -155,7 +155,8 @@ pub struct Pending {
 /// huge page of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping
 /// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
 /// A large range goes in parts: where the kernel refuses one that it would have taken a moment
-/// before (a filter that fails `munmap`), the others are gone. `EDEADLK`: a signal handler calls it
+/// before (a filter that fails `munmap`), the others are gone. Marked memory that stays counts as
+/// purged then, and guards no longer keep its locks. `EDEADLK`: a signal handler calls it
 /// in the middle of a call of its thread for memory that is marked volatile. Nothing is changed; the
 /// program unmaps the memory later.
 ///

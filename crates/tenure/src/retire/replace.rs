@@ -104,11 +104,14 @@ pub unsafe fn map_over(
     if let Err(errno) = forget::may_forget(PageRange::new(start, end)) {
         return Some(Err(errno.raw_os_error()));
     }
-    forget::forget(PageRange::new(start, end));
+    let forgotten = forget::forget(PageRange::new(start, end));
     let done = slice::each(PageRange::new(start, end), |slice| {
         // SAFETY: the caller promises that nothing refers to the old mappings, which the call
         // replaces.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
     });
-    Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()))
+    Some(done.map(|()| addr).map_err(|(errno, rest)| {
+        forgotten.stays(rest);
+        errno.raw_os_error()
+    }))
 }

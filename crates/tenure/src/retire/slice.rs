@@ -65,10 +65,13 @@ pub(super) fn longest() -> Duration {
 /// A slice may fail where the whole range would not: its end cuts a huge page of 1 GiB (`EINVAL`),
 /// or it splits a mapping that the whole range would not split, and there are `vm.max_map_count`
 /// mappings (`ENOMEM`). Then the rest goes in one call.
+///
+/// # Errors
+/// That of `work`, and the part of the range for which it has not succeeded.
 pub(super) fn each(
     range: PageRange,
     mut work: impl FnMut(PageRange) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+) -> Result<(), (Errno, PageRange)> {
     let pagemap = Pagemap::open().ok();
     let mut at = range.start;
     while at < range.end {
@@ -84,11 +87,11 @@ pub(super) fn each(
                 at = slice.end;
             }
             Err(Errno::INVAL | Errno::NOMEM) if slice.end < range.end => {
-                work(rest)?;
+                work(rest).map_err(|errno| (errno, rest))?;
                 add(&COUNTERS.retired_in_slices_bytes, rest.len() as u64);
                 return Ok(());
             }
-            Err(errno) => return Err(errno),
+            Err(errno) => return Err((errno, rest)),
         }
     }
     Ok(())

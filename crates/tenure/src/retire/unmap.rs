@@ -64,7 +64,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
         // kernel may unmap it after all.)
         Class::Refused => {
             let way = by_the_kernel(range)?;
-            forget::forget(range);
+            let _ = forget::forget(range);
             Ok(way)
         }
         Class::Parts { movable } if !is_small && lister.restart().is_ok() => {
@@ -82,8 +82,8 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
 /// Forgets the marks and locks first: as soon as the range is unmapped another thread may map, mark
 /// and lock memory there.
 fn whole(range: PageRange) -> Result<Way, Errno> {
-    forget::forget(range);
-    by_the_kernel(range)
+    let forgotten = forget::forget(range);
+    by_the_kernel(range).inspect_err(|_| forgotten.stays(range))
 }
 
 fn by_the_kernel(range: PageRange) -> Result<Way, Errno> {
@@ -238,27 +238,47 @@ fn by_parts(
         false => None,
     };
     // Before the first part is unmapped.
-    let watched = forget::forget(range);
+    let forgotten = forget::forget(range);
     let mut slices = Slices { run: None };
-    let mut way = Way::InSlices;
     let mut at = range.start;
-    while at < range.end {
+    let way = each_part(range, lister, &mut at, &mut slices, |found, piece| {
+        let place = hidden.as_mut().filter(|_| is_movable(found, piece, known));
+        place.is_some_and(|place| move_away(piece, place, forgotten.is_watched()))
+    });
+    if way.is_err() {
+        // What lies between the two was moved away.
+        slices.run.into_iter().for_each(|rest| forgotten.stays(rest));
+        forgotten.stays(PageRange { start: at, end: range.end });
+    }
+    way
+}
+
+/// Unmaps the mappings of the range in ascending order, those that `move_away` does not move in slices.
+/// After an error the parts from `at` on, and the run of `slices`, are still mapped.
+fn each_part(
+    range: PageRange,
+    lister: &mut Lister,
+    at: &mut usize,
+    slices: &mut Slices,
+    mut move_away: impl FnMut(&Listed, PageRange) -> bool,
+) -> Result<Way, Errno> {
+    let mut way = Way::InSlices;
+    while *at < range.end {
         // If the mappings cannot be listed any more, the rest goes in one call: nothing of it was
         // changed.
-        let Ok(found) = lister.at_or_after(at) else {
+        let Ok(found) = lister.at_or_after(*at) else {
             slices.flush()?;
-            by_the_kernel(PageRange::new(at, range.end))?;
+            by_the_kernel(PageRange::new(*at, range.end))?;
             break;
         };
         let Some(found) = found else { break };
-        let Some(piece) = overlap(&found, range, at) else { break };
-        let place = hidden.as_mut().filter(|_| is_movable(&found, piece, known));
+        let Some(piece) = overlap(&found, range, *at) else { break };
         // Pieces before it in slices may be unmapped later than it: no thread can see the order.
-        match place.is_some_and(|place| move_away(piece, place, watched)) {
+        match move_away(&found, piece) {
             true => way = Way::Moved,
             false => slices.extend(piece)?,
         }
-        at = piece.end;
+        *at = piece.end;
     }
     slices.flush()?;
     Ok(way)
@@ -298,6 +318,7 @@ fn move_away(piece: PageRange, place: &mut Hidden, watched_by_us: bool) -> bool 
 
 /// Neighbouring pieces that are unmapped in slices.
 struct Slices {
+    /// What is still mapped of them.
     run: Option<PageRange>,
 }
 
@@ -322,6 +343,10 @@ impl Slices {
             // Parts are gone already, so if the kernel lacked memory for this slice the call is
             // made once more.
             unmap().or_else(|_| unmap())
+        })
+        .map_err(|(errno, rest)| {
+            self.run = Some(rest);
+            errno
         })
     }
 }

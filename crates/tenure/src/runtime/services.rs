@@ -1,6 +1,5 @@
 //! The register of services. A service describes a promise: the locks that it holds over a fork,
-//! its work in the background, the memory that it gives back when an allocation is refused, and the
-//! state that it forgets when a range is unmapped.
+//! its work in the background, and the memory that it gives back when an allocation is refused.
 //!
 //! A promise registers one `static` (the pool two, at two places in the order of locks) before it
 //! takes its first lock. Registration takes no lock and allocates nothing.
@@ -10,7 +9,6 @@
 use super::published::{self, Part};
 use super::rank::Rank;
 use crate::os::signal::Blocked;
-use crate::range::PageRange;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -45,8 +43,6 @@ pub(crate) struct Service {
     /// The program ends tenure's threads: ends the service's own. `false`: one has not ended by
     /// then.
     pub end_threads: Option<fn(Instant) -> bool>,
-    /// A range is about to be unmapped. `true`: the service watches a part of it with userfaultfd.
-    pub forget: Option<fn(PageRange) -> bool>,
     /// Figures for readers in other processes.
     pub published: &'static [&'static Part],
 }
@@ -66,7 +62,6 @@ impl Service {
             before_offers: None,
             shrink: None,
             end_threads: None,
-            forget: None,
             published: &[],
         }
     }
@@ -293,12 +288,6 @@ pub(crate) fn retry<T, E>(
         Err(error) if wanting(&error) && shrink() => attempt(),
         other => other,
     }
-}
-
-/// Has all services forget a range that is about to be unmapped. `true`: a service watches a part
-/// of it.
-pub(crate) fn forget(range: PageRange) -> bool {
-    all().filter_map(|(_, service)| service.forget).filter(|forget| forget(range)).count() > 0
 }
 
 #[cfg(test)]

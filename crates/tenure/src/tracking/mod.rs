@@ -21,6 +21,7 @@ mod by_words;
 mod changes;
 mod descriptors;
 pub(crate) mod detection;
+pub(crate) mod forgotten;
 mod gate;
 mod holes;
 mod in_child;

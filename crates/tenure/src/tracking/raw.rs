@@ -2,6 +2,7 @@
 //!
 //! A raw range has one pin while it is not volatile, and none while it is marked.
 
+use super::forgotten::Forgotten;
 use super::offer::{self, Refusal};
 use super::settle;
 use super::shape::{
@@ -222,12 +223,14 @@ pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
     Ok(drop_known(range, |claim| settled(claim.word()))?.is_some())
 }
 
-/// Forgets a range, whose pages stay as they are, if `may_go` holds for each part. `true`: a part
-/// of it is watched.
+/// Forgets a range, whose pages stay as they are, if `may_go` holds for each part.
 ///
 /// # Errors
 /// `ENOMEM`: nothing is forgotten; there is no memory, or no number, for the cuts at its ends.
-fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Option<bool>, Errno> {
+fn drop_known(
+    range: PageRange,
+    may_go: impl Fn(&Claim) -> bool,
+) -> Result<Option<Forgotten>, Errno> {
     loop {
         let (mut map, mut change) =
             services::retry(|| claimed_to_cut(range), |errno| *errno == Errno::NOMEM)?;
@@ -254,13 +257,14 @@ fn drop_known(range: PageRange, may_go: impl Fn(&Claim) -> bool) -> Result<Optio
             yield_now();
             continue;
         };
-        let watched = change.claims.iter().any(|claim| claim.is(flag::WATCHED));
+        let mut forgotten = Forgotten::default();
+        change.claims.iter().for_each(|claim| forgotten.add(claim));
         change.forget_all(&mut map);
         let surplus = map.surplus();
         drop(map);
         drop(surplus);
         change.finish();
-        return Ok(Some(watched));
+        return Ok(Some(forgotten));
     }
 }
 
@@ -275,6 +279,25 @@ fn outside(claim: &Claim, range: PageRange) -> [Option<PageRange>; 2] {
 /// Marks pages as lost again that were found lost, if the call then did not report them. The next
 /// unmark reports them. Takes no memory, so it may mark more pages than those.
 pub(crate) fn lost_again(range: PageRange) {
+    each_claimed(range, Claim::lost_as_a_whole);
+}
+
+/// Marks a range that was forgotten, and whose pages the kernel may have taken since: it counts as
+/// offered, and as lost. `false`: it cannot be marked.
+pub(super) fn mark_as_lost(range: PageRange, watched: bool) -> bool {
+    let marked = mark(range, None).is_ok();
+    let (mut offered, flags) = (marked, if watched { flag::WATCHED } else { 0 } | flag::SUSPECT);
+    if marked {
+        each_claimed(range, |claim| {
+            claim.set(flags);
+            offered &= claim.begin_offer();
+        });
+    }
+    offered
+}
+
+/// Calls `change` with a claim on each known range that touches this one.
+fn each_claimed(range: PageRange, mut change: impl FnMut(&mut Claim)) {
     let mut at = range.start;
     while at < range.end {
         let map = TRACKING.map.lock();
@@ -282,7 +305,8 @@ pub(crate) fn lost_again(range: PageRange) {
         let Some(id) = map.overlapping(rest).next() else { return };
         match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
             Some(mut claim) => {
-                claim.lost_as_a_whole();
+                drop(map);
+                change(&mut claim);
                 at = claim.range().end;
             }
             None => {
@@ -293,15 +317,16 @@ pub(crate) fn lost_again(range: PageRange) {
     }
 }
 
-/// Forgets a range that is being unmapped, or in which a mapping of tenure's own now lies, without
-/// taking its pages back. Waits for a thread that works on them. `true`: tenure's own userfaultfd
-/// watches a part, and that descriptor gets no unmap event from the kernel.
-pub(super) fn forget_unmapped(range: PageRange) -> bool {
-    any()
-        && match drop_known(range, |_| true) {
-            Ok(watched) => watched == Some(true),
+/// Forgets a range that is about to be unmapped, or in which a mapping of tenure's own now lies,
+/// without taking its pages back. Waits for a thread that works on them.
+pub(crate) fn forget_unmapped(range: PageRange) -> Forgotten {
+    match any() {
+        false => Forgotten::default(),
+        true => match drop_known(range, |_| true) {
+            Ok(forgotten) => forgotten.unwrap_or_default(),
             Err(_) => drop_each(range),
-        }
+        },
+    }
 }
 
 /// Returns whether [`forget_unmapped`] would wait for code that the caller, a signal handler, has
@@ -323,19 +348,19 @@ pub(crate) fn is_inside(range: PageRange) -> bool {
 /// Forgets the ranges without memory for a list: one after another. A range that stays known would
 /// be offered when another mapping lies there. Of a range that reaches out, the part outside stays
 /// known.
-fn drop_each(range: PageRange) -> bool {
-    let mut watched = false;
+fn drop_each(range: PageRange) -> Forgotten {
+    let mut forgotten = Forgotten::default();
     // For the one range that can reach out at both ends. Taken before the map is locked.
     let mut number = TRACKING.slab.spare();
     loop {
         let mut map = TRACKING.map.lock();
-        let Some(id) = map.overlapping(range).next() else { return watched };
+        let Some(id) = map.overlapping(range).next() else { return forgotten };
         let Some(mut claim) = TRACKING.claims.try_claim(id, tracked(id), |_| true) else {
             drop(map);
             TRACKING.claims.wait(id, tracked(id));
             continue;
         };
-        watched |= claim.is(flag::WATCHED);
+        forgotten.add(&claim);
         let from = claim.range().start;
         let page = page_size();
         match outside(&claim, range) {
@@ -351,13 +376,13 @@ fn drop_each(range: PageRange) -> bool {
                         map.insert(above.start, part.id());
                         TRACKING.raw.fetch_add(1, Ordering::AcqRel);
                     }
-                    None => unknown_is_lost(&claim, above),
+                    None => part_is_lost(&claim, above),
                 }
                 TRACKING.slab.moved();
                 claim.clip_to(below, page);
             }
             [None, above] => {
-                above.into_iter().for_each(|above| unknown_is_lost(&claim, above));
+                above.into_iter().for_each(|above| part_is_lost(&claim, above));
                 map.remove(from, id);
                 TRACKING.raw.fetch_sub(1, Ordering::AcqRel);
                 drop(map);
@@ -369,8 +394,13 @@ fn drop_each(range: PageRange) -> bool {
 
 /// A marked part can no longer be tracked. From here on all unknown memory counts as lost when it
 /// is unmarked. That is too much, but it is the only result that is never wrong.
-fn unknown_is_lost(claim: &Claim, part: PageRange) {
+pub(super) fn unknown_is_lost() {
     TRACKING.unknown_is_lost.store(true, Ordering::Release);
+}
+
+/// See [`unknown_is_lost`].
+fn part_is_lost(claim: &Claim, part: PageRange) {
+    unknown_is_lost();
     if claim.is(flag::WATCHED) {
         // Otherwise a touch would raise SIGBUS for ever.
         let _ = detection::unregister(offer::kind(claim), part);

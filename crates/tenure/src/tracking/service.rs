@@ -1,6 +1,6 @@
 //! Tracking's part of a fork, its work in the background, and its preparation for the first range.
 
-use super::{backpressure, detection, in_child, raw, scan, settings, wake, watch_again, TRACKING};
+use super::{backpressure, detection, in_child, scan, settings, wake, watch_again, TRACKING};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::trials;
 use crate::runtime::counters;
@@ -26,7 +26,6 @@ static SERVICE: Service = Service {
     reset_in_child: in_child::reset,
     task: Some(scan::task),
     on_pressure: Some(backpressure::tighten),
-    forget: Some(raw::forget_unmapped),
     published: &[&counters::PUBLISHED, &PUBLISHED],
     ..Service::named("tracking", &[Rank::IntervalMap, Rank::Claims])
 };

@@ -2,10 +2,11 @@
 //! between. And gradual locks where the mappings cannot be looked up any more.
 
 use crate::lock_kit::*;
-use crate::promise_kit::{fill_mappings, promised};
+use crate::promise_kit::promised;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenure::lock::{self, lock, When};
 use tenure::{retire, ErrorKind};
+use tenure_testkit::map_count::Filler;
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{or_skip, skip, sweep, this_test};
 use Held::{Full, Not, OnFault};
@@ -86,13 +87,10 @@ fn what_the_kernel_cannot_unlock_is_unlocked_later() {
         let area = Area::apart(62);
         let all = lock(area.page(0), 62 * PAGE, When::OnFault).unwrap();
         let one = lock(area.page(30), PAGE, When::OnFault).unwrap();
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         drop(all);
         assert_eq!(area.held(), [OnFault; 62], "the kernel splits no mapping");
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         drop(lock(area.page(0), 62 * PAGE, When::Now).unwrap());
         let held = area.held();
         assert!(
@@ -112,13 +110,10 @@ fn what_other_code_locks_where_the_kernel_unlocked_nothing_is_its_own() {
         let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
         let five = lock(area.page(0), 5 * PAGE, When::Now).unwrap();
         let _one = lock(area.page(4), PAGE, When::Now).unwrap();
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         drop(all);
         drop(five);
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         assert_eq!(area.held()[..5], [Full; 5], "the kernel splits no mapping");
         area.unmap(1, 1);
         let flags = ANONYMOUS | libc::MAP_FIXED;
@@ -138,13 +133,10 @@ fn what_other_code_locks_after_a_guard_was_weakened_is_its_own() {
         let area = Area::apart(8);
         let all = lock(area.page(0), 8 * PAGE, When::Now).unwrap();
         let _two = lock(area.page(2), 2 * PAGE, When::OnFault).unwrap();
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         drop(all);
         let mut now = lock(area.page(2), 2 * PAGE, When::Now).unwrap();
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         now.set(When::OnFault).unwrap();
         assert_eq!(area.held()[2..4], [OnFault; 2]);
         area.mlock(2, 2).unwrap();
@@ -166,12 +158,9 @@ fn a_failed_change_is_undone_around_what_other_code_mapped() {
         // SAFETY: the page was unmapped just now.
         let there = unsafe { libc::mmap(area.page(20).cast(), PAGE, RW, flags, -1, 0) };
         assert_eq!(there, area.page(20).cast());
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         let error = all.set(When::OnFault).unwrap_err();
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         assert_eq!(error.errno(), libc::ENOMEM, "{error}");
         let mut expected = [Full; 64];
         (expected[20], expected[40]) = (Not, Held::Hole);
@@ -185,12 +174,9 @@ fn what_munmap_cannot_cut_stays_locked() {
     promised(this_test!(), || {
         let area = Area::apart(8);
         let guard = lock(area.page(0), 8 * PAGE, When::OnFault).unwrap();
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         assert_eq!(unmap(area.page(3), PAGE), Err(libc::ENOMEM));
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         lock::munlock2(area.page(0), 8 * PAGE, lock::Kinds::ALL).unwrap();
         assert_eq!(area.held(), [OnFault; 8]);
         drop(guard);
@@ -237,13 +223,10 @@ fn a_budget_holds_where_the_kernel_unlocks_nothing() {
         (0..16).for_each(touch_and_look);
         let locked = |held: &[Held]| held.iter().filter(|held| **held == OnFault).count() * PAGE;
         assert_eq!(locked(&area.held()), budget);
-        let Some((at, len)) = fill_mappings() else {
-            skip!("vm.max_map_count is too large to be reached here");
-        };
+        let filler = or_skip!(Filler::to_limit());
         (20..30).for_each(touch_and_look);
         assert!(vm_lck() <= budget as u64, "{} bytes: {:?}", vm_lck(), within.status());
-        // SAFETY: the filler's own range.
-        assert_eq!(unsafe { libc::munmap(at as *mut _, len) }, 0);
+        drop(filler);
         drop(within);
         assert_eq!(area.held(), [Not; 64]);
     });

@@ -75,6 +75,7 @@ mod refill_children;
 mod refill_edges;
 mod refill_threads;
 mod registration;
+mod retire_failed;
 mod retire_limits;
 mod retire_model;
 mod retire_over;

@@ -3,16 +3,10 @@
 use crate::promise_kit::waited;
 use tenure::volatile;
 use tenure::{ErrorKind, Mapping, Outcome, PageSize};
-use tenure_testkit::{pages, run_child, skip, this_test};
+use tenure_testkit::map_count::MapCountLimit;
+use tenure_testkit::{or_skip, pages, run_child, this_test};
 
 const PAGE: usize = 4096;
-
-fn limit() -> usize {
-    std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap()
-}
-
-/// A limit that this test can reach in a second; a distribution may have raised it.
-const HIGHEST: usize = 200_000;
 
 /// Cuts a mapping of its own into pieces until the process has so many, or the kernel makes no
 /// more. They end with the value.
@@ -36,9 +30,7 @@ fn crowd(mappings: usize) -> Mapping {
 #[test]
 fn an_unmark_that_fails_half_way_forgets_no_loss() {
     let result = run_child(this_test!(), &[], || {
-        if limit() > HIGHEST {
-            skip!("vm.max_map_count is {}", limit());
-        }
+        let limit = or_skip!(MapCountLimit::reachable());
         let mut map = Mapping::anonymous_with(18 * PAGE, PageSize::Base).unwrap();
         let guards = [0, 17].map(|page| map.as_mut_ptr().wrapping_add(page * PAGE));
         let at = map.as_mut_ptr().wrapping_add(PAGE);
@@ -54,7 +46,7 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
             volatile::mark(at, 16 * PAGE).unwrap();
             assert_eq!(volatile::purge_now(at, 16 * PAGE), Ok(16 * PAGE));
         }
-        let crowded = crowd(limit() + 1000);
+        let crowded = crowd(limit.mappings + 1000);
         // SAFETY: inside the mapping, which lives on, and to which nothing refers during the call.
         let first = unsafe { volatile::unmark(at, 12 * PAGE) };
         drop(crowded);
@@ -79,10 +71,8 @@ fn an_unmark_that_fails_half_way_forgets_no_loss() {
 #[test]
 fn unmarking_every_second_page_leaves_the_program_mappings() {
     let result = run_child(this_test!(), &[], || {
-        if limit() > HIGHEST {
-            skip!("vm.max_map_count is {}", limit());
-        }
-        let count = limit() * 11 / 10;
+        let limit = or_skip!(MapCountLimit::reachable());
+        let count = limit.mappings * 11 / 10;
         let mut map = Mapping::anonymous_with(count * 2 * PAGE, PageSize::Base).unwrap();
         let (base, len) = (map.as_mut_ptr(), count * 2 * PAGE);
         // SAFETY: inside the mapping; no marked page is touched.
@@ -99,7 +89,7 @@ fn unmarking_every_second_page_leaves_the_program_mappings() {
             }
         }
         let mappings = pages::map_count();
-        assert!(mappings < limit() / 2 + 2 * 1024 + 100, "{mappings} mappings");
+        assert!(mappings < limit.mappings / 2 + 2 * 1024 + 100, "{mappings} mappings");
         // SAFETY: the whole mapping, which lives on.
         let _ = unsafe { volatile::unmark(base, len) }.unwrap();
         assert!(map.as_slice().chunks(2 * PAGE).all(|pages| pages[PAGE] == 7));
@@ -110,13 +100,11 @@ fn unmarking_every_second_page_leaves_the_program_mappings() {
 #[test]
 fn offers_begin_again_when_there_are_mappings() {
     let result = run_child(this_test!(), &[], || {
-        if limit() > HIGHEST {
-            skip!("vm.max_map_count is {}", limit());
-        }
+        let limit = or_skip!(MapCountLimit::reachable());
         let mut map = Mapping::anonymous_with(16 * PAGE, PageSize::Base).unwrap();
         map.as_mut_slice().fill(1);
         let part = map.as_mut_ptr().wrapping_add(4 * PAGE);
-        let crowded = crowd(limit() * 6 / 10);
+        let crowded = crowd(limit.mappings * 6 / 10);
         // SAFETY: inside the mapping, which lives on.
         unsafe { volatile::mark(part, 4 * PAGE).unwrap() };
         // SAFETY: inside the mapping, which lives on, and to which nothing refers.

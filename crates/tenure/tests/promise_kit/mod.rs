@@ -165,22 +165,6 @@ pub fn plain(len: usize) -> usize {
     }
 }
 
-/// Makes so many mappings that the kernel refuses to split one more. Returns the address and the
-/// length of their range, which the caller may unmap. `None`: there may be too many here.
-pub fn fill_mappings() -> Option<(usize, usize)> {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-    let limit: usize = limit.trim().parse().unwrap_or(usize::MAX);
-    if limit > 200_000 {
-        return None;
-    }
-    let filler = plain(2 * limit * PAGE);
-    // SAFETY: this function's own mapping, which nothing reads.
-    let is_refused = (0..2 * limit).step_by(2).any(|i| unsafe {
-        libc::mprotect((filler + i * PAGE) as *mut _, PAGE, libc::PROT_READ) != 0
-    });
-    is_refused.then_some((filler, 2 * limit * PAGE))
-}
-
 /// Reads a byte through the kernel; `None` where a load would raise a signal.
 pub fn peek(at: usize) -> Option<u8> {
     let mut byte = 0u8;

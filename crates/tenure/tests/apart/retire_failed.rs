@@ -1,0 +1,157 @@
+//! What the kernel does not unmap, although tenure has forgotten its marks by then, is marked still,
+//! and counts as lost: nobody watched its pages meanwhile.
+
+use crate::retire_kit::*;
+use rustix::io::Errno;
+use tenure::retire::{self, Settings};
+use tenure::volatile::{self, Outcome};
+use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
+use tenure_testkit::{in_child, page_out, this_test};
+
+const LEN: usize = 24 * MIB;
+
+/// Written, marked and offered.
+fn offered() -> usize {
+    let at = written(LEN);
+    offer(at);
+    at
+}
+
+fn offer(at: usize) {
+    // SAFETY: a mapping of this test's own, which stays mapped and writable while it is marked.
+    unsafe {
+        volatile::mark(at as *mut u8, LEN).unwrap();
+        volatile::offer_now(at as *mut u8, LEN).unwrap();
+    }
+}
+
+/// Refuses a call of this thread.
+fn refuse(call: libc::c_long, errno: Errno) {
+    let filter = Filter::new().refuse(Call::Number(call), errno);
+    filter.install_this_thread().expect("a seccomp filter needs no rights");
+}
+
+/// The kernel takes this part of the memory, which was not unmapped: it is reported, and the memory
+/// is as good as new.
+fn assert_lost(at: usize, len: usize) {
+    assert!(volatile::is_volatile(at as *const u8, len));
+    // A few pages wait on a list of a processor's, where they do not count as offered.
+    page_out(at, len, 64);
+    // SAFETY: marked above, and still mapped.
+    let unmarked = || unsafe { volatile::unmark(at as *mut u8, len) }.unwrap();
+    assert_eq!(unmarked(), Outcome::Purged);
+    // SAFETY: the word is aligned, and its page is mapped: a touch raises no SIGBUS.
+    let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
+    assert!((at..at + len).step_by(PAGE).all(|page| [0, page as u64].contains(&word(page))));
+    touch(at, len);
+    // SAFETY: as in `offer`.
+    unsafe { volatile::mark(at as *mut u8, len).unwrap() };
+    assert_eq!(unmarked(), Outcome::Intact);
+    assert!((at..at + len).step_by(PAGE).all(|page| word(page) == page as u64));
+}
+
+#[test]
+fn a_range_that_goes_in_slices() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = offered();
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        assert_lost(at, LEN);
+    });
+}
+
+#[test]
+fn a_part_of_a_marked_range() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = offered();
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at + 8 * MIB, 8 * MIB), Err(libc::ENOMEM));
+        assert_lost(at, LEN);
+    });
+}
+
+/// Only what is marked may be offered later.
+#[test]
+fn a_range_that_is_marked_in_part() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let place = written(3 * LEN);
+        let at = place + LEN;
+        offer(at);
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(place, 3 * LEN), Err(libc::ENOMEM));
+        for beside in [place, at + LEN] {
+            assert!(!volatile::is_volatile(beside as *const u8, LEN));
+        }
+        assert_lost(at, LEN);
+    });
+}
+
+#[test]
+fn a_small_range() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(LEN + 1));
+        let at = offered();
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        assert_lost(at, LEN);
+    });
+}
+
+#[test]
+fn a_range_of_which_a_part_is_gone() {
+    in_child(this_test!(), &[], || {
+        let calls: &'static [Call] = &[Call::Number(libc::SYS_munmap)];
+        let failing = NthFailure::install(calls, Errno::NOMEM, When::Never).unwrap();
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let mut failures = 0;
+        for n in 1..=6 {
+            let at = offered();
+            failing.rearm(When::FromNth(n));
+            let refused = unmap(at, LEN);
+            failures += failing.failures();
+            failing.rearm(When::Never);
+            let mut maps = mapped(at, LEN);
+            assert_eq!(refused.is_ok(), maps.is_empty());
+            let Some((start, end)) = maps.pop() else { continue };
+            assert_eq!((maps.len(), end), (0, at + LEN));
+            assert!(!volatile::is_volatile(at as *const u8, start - at));
+            assert_lost(start, end - start);
+            unmap(start, end - start).unwrap();
+        }
+        assert!(failures > 0);
+    });
+}
+
+#[test]
+fn a_range_that_a_mapping_is_to_replace() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = offered();
+        refuse(libc::SYS_mmap, Errno::NOMEM);
+        let flags = PRIVATE | libc::MAP_FIXED;
+        // SAFETY: this test's own mapping.
+        let done = unsafe { retire::map_over(at as *mut u8, LEN, RW, flags) };
+        assert_eq!(done, Some(Err(libc::ENOMEM)));
+        assert_lost(at, LEN);
+    });
+}
+
+/// A lost page is not recognised by a watch there, but by its contents.
+#[test]
+fn without_userfaultfd() {
+    in_child(this_test!(), &[], || {
+        let both = [Call::Userfaultfd, Call::UserfaultfdDevice];
+        let filter =
+            both.into_iter().fold(Filter::new(), |all, call| all.refuse(call, Errno::PERM));
+        filter.install_this_thread().expect("a seccomp filter needs no rights");
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = written(LEN);
+        offer(at);
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        assert_lost(at, LEN);
+    });
+}
