@@ -6,6 +6,8 @@ pub(crate) mod by_words;
 pub(crate) mod changes;
 #[path = "../../tenure/src/tracking/descriptors.rs"]
 pub(crate) mod descriptors;
+#[path = "../../tenure/src/tracking/forgotten.rs"]
+pub(crate) mod forgotten;
 #[path = "../../tenure/src/tracking/gate.rs"]
 pub(crate) mod gate;
 #[path = "../../tenure/src/tracking/holes.rs"]

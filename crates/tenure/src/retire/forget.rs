@@ -52,6 +52,6 @@ impl Forgotten {
     #[inline(never)]
     pub fn stays(&self, part: PageRange) {
         let _blocked = Blocked::all();
-        self.0.stays(part);
+        raw::stays(&self.0, part);
     }
 }

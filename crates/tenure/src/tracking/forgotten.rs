@@ -1,13 +1,12 @@
 //! What was forgotten of a range that the kernel then may refuse to unmap.
 
-use super::detection::{self, Kind};
 use super::list::List;
-use super::raw;
 use super::state::{flag, Claim, Word};
 use crate::range::PageRange;
 
-/// Whoever forgets a range that is about to be unmapped says with [`stays`](Forgotten::stays) what the
-/// kernel has not unmapped. Otherwise the next unmark would not know which pages the kernel took.
+/// Whoever forgets a range that is about to be unmapped says what the kernel has not unmapped:
+/// [`raw::stays`](super::raw::stays). Otherwise the next unmark would not know which pages the kernel
+/// took.
 #[derive(Default)]
 #[must_use = "it marks again what the kernel does not unmap"]
 pub(crate) struct Forgotten {
@@ -15,7 +14,7 @@ pub(crate) struct Forgotten {
     pub watched: bool,
     marked: List<PageRange>,
     /// There was no memory for `marked`, or losses of a part that was not marked were not reported.
-    is_more: bool,
+    pub(super) is_more: bool,
 }
 
 impl Forgotten {
@@ -29,22 +28,12 @@ impl Forgotten {
         };
     }
 
-    /// This part of the range is still mapped. What was marked in it is marked again, and counts as
-    /// lost: nobody has watched it meanwhile.
-    #[cold]
-    pub fn stays(&self, part: PageRange) {
-        let clipped = |marked: &PageRange| PageRange {
-            start: marked.start.max(part.start),
-            end: marked.end.min(part.end),
+    /// The parts of `range` that were marked.
+    pub(super) fn marked_in(&self, range: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        let clipped = move |marked: &PageRange| PageRange {
+            start: marked.start.max(range.start),
+            end: marked.end.min(range.end),
         };
-        let parts = self.marked.iter().map(clipped).filter(|part| part.start < part.end);
-        let all = parts.fold(true, |all, part| raw::mark_as_lost(part, self.watched) && all);
-        if self.is_more || !all {
-            raw::unknown_is_lost();
-            if self.watched {
-                // Otherwise a touch would raise SIGBUS for ever.
-                let _ = detection::unregister(Kind::Sigbus, part);
-            }
-        }
+        self.marked.iter().map(clipped).filter(|part| part.start < part.end)
     }
 }

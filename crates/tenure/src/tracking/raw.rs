@@ -282,18 +282,35 @@ pub(crate) fn lost_again(range: PageRange) {
     each_claimed(range, Claim::lost_as_a_whole);
 }
 
-/// Marks a range that was forgotten, and whose pages the kernel may have taken since: it counts as
-/// offered, and as lost. `false`: it cannot be marked.
-pub(super) fn mark_as_lost(range: PageRange, watched: bool) -> bool {
-    let marked = mark(range, None).is_ok();
-    let (mut offered, flags) = (marked, if watched { flag::WATCHED } else { 0 } | flag::SUSPECT);
-    if marked {
+/// This part of a forgotten range is still mapped. What was marked in it is marked again, and counts as
+/// lost: nobody has watched it meanwhile.
+#[cold]
+pub(crate) fn stays(forgotten: &Forgotten, part: PageRange) {
+    let mut is_more = forgotten.is_more;
+    for part in forgotten.marked_in(part) {
+        is_more |= !mark_as_lost(part, forgotten.watched);
+    }
+    if is_more {
+        unknown_is_lost();
+        if forgotten.watched {
+            // Otherwise a touch would raise SIGBUS for ever.
+            let _ = detection::unregister(detection::Kind::Sigbus, part);
+        }
+    }
+}
+
+/// Marks a range whose pages the kernel may have taken: it counts as offered, and as lost. `false`: it
+/// cannot be marked.
+fn mark_as_lost(range: PageRange, watched: bool) -> bool {
+    let flags = if watched { flag::WATCHED | flag::SUSPECT } else { flag::SUSPECT };
+    let mut is_offered = mark(range, None).is_ok();
+    if is_offered {
         each_claimed(range, |claim| {
             claim.set(flags);
-            offered &= claim.begin_offer();
+            is_offered &= claim.begin_offer();
         });
     }
-    offered
+    is_offered
 }
 
 /// Calls `change` with a claim on each known range that touches this one.
@@ -394,7 +411,7 @@ fn drop_each(range: PageRange) -> Forgotten {
 
 /// A marked part can no longer be tracked. From here on all unknown memory counts as lost when it
 /// is unmarked. That is too much, but it is the only result that is never wrong.
-pub(super) fn unknown_is_lost() {
+fn unknown_is_lost() {
     TRACKING.unknown_is_lost.store(true, Ordering::Release);
 }
 
