@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tenure_bench::programs::starter;
+use tenure_testkit::{hugetlb, map_count};
 
 tenure_testkit::plain_output!();
 
@@ -156,6 +157,8 @@ fn a_run_says_what_it_needs_before_it_begins() {
 
 #[test]
 fn a_run_that_is_short_of_time_measures_the_figure_of_each_proposal() {
+    // It raises settings of the machine.
+    let _turns = (hugetlb::turn(), map_count::turn());
     let dir = Dir::new("short");
     let html = dir.file("run.html");
     // The other two need a limit of locked memory, or an allocator that may be missing.

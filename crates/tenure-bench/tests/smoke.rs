@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tenure::{pool, retire, Volatile};
 use tenure_bench::{list, run_to, Options};
-use tenure_testkit::{hugetlb, in_child, map_count, sweep, this_test, Deadline, LeakCheck};
+use tenure_testkit::{hugetlb, in_child, map_count, sweep, this_test, LeakCheck};
 
 tenure_testkit::plain_output!();
 tenure_testkit::two_for_each_processor!();
@@ -164,21 +164,13 @@ fn bench(name: &str, check: fn(&Ran), leaks: Leaks) {
     if !RAISING.contains(&name) {
         return;
     }
-    // Other programs may have raised them for a while before this one, or since.
-    let limit = Deadline::after(std::time::Duration::from_secs(10));
-    let is_raised = || settings().iter().zip(&before).any(|(now, before)| now > before);
-    while is_raised() && !limit.is_over() {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    assert!(!is_raised(), "before: {before:?}, and not put back: {:?}", settings());
+    assert_eq!(settings(), before, "a setting of the kernel was not put back");
 }
 
 /// The settings that the benches raise for a while.
-fn settings() -> [u64; 2] {
-    ["max_map_count", "nr_hugepages"].map(|name| {
-        let text = std::fs::read_to_string(format!("/proc/sys/vm/{name}")).unwrap_or_default();
-        text.trim().parse().unwrap_or_default()
-    })
+fn settings() -> [String; 2] {
+    ["max_map_count", "nr_hugepages"]
+        .map(|name| std::fs::read_to_string(format!("/proc/sys/vm/{name}")).unwrap_or_default())
 }
 
 fn lock_on_fault(ran: &Ran) {

@@ -5,6 +5,7 @@
 use rustix::pipe::pipe;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// A number under `/proc/sys`, raised until this is dropped.
@@ -38,19 +39,26 @@ impl Raised {
         let refused = |why: String| {
             io::Error::new(io::ErrorKind::Unsupported, format!("{}: {why}", path.display()))
         };
-        let before = read(path).map_err(|error| refused(error.to_string()))?;
-        let wanted = if add { before + number } else { number };
         let mut raised = Raised { path: path.to_owned(), keeper: None };
-        if before >= wanted {
+        let read = || read(path).map_err(|error| refused(error.to_string()));
+        let wanted = |before: u64| if add { before + number } else { number.max(before) };
+        if !add && read()? >= number {
             return Ok(raised);
         }
+        let alone = Alone::with(path).or_else(|error| {
+            let before = read()?;
+            Err(refused(format!("is {before}, needed: {}: {error}", wanted(before))))
+        })?;
+        let before = read()?;
+        let wanted = wanted(before);
         let undo = if add { Undo::Less } else { Undo::Back { to: before } };
-        raised.keeper = Some(restorer(path, undo)?);
+        raised.keeper = Some(restorer(path, undo, &alone)?);
         let written = fs::write(path, wanted.to_string());
-        let now = read(path)?;
+        let now = read()?;
         if let Some((pipe, _)) = &mut raised.keeper {
             pipe.write_all(&now.saturating_sub(before).to_le_bytes())?;
         }
+        drop(alone);
         written.map_err(|error| refused(format!("is {before}, needed: {wanted}: {error}")))?;
         match now {
             now if now < wanted => {
@@ -87,6 +95,36 @@ fn read(path: &Path) -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::Error::other(format!("\"{}\" is no number", text.trim())))
 }
 
+/// No other benchmark changes the number while this lives: it would read the number before a change of
+/// this one's, and write it after that.
+struct Alone(File);
+
+impl Alone {
+    fn with(path: &Path) -> io::Result<Alone> {
+        let file = fs::OpenOptions::new().read(true).write(true).open(path)?;
+        Alone::lock(&file, libc::F_WRLCK)?;
+        Ok(Alone(file))
+    }
+
+    /// The lock belongs to the open file, which a forked child has, too.
+    fn lock(file: &File, kind: libc::c_int) -> io::Result<()> {
+        // SAFETY: all fields are numbers.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        // SAFETY: the kernel reads the structure, which outlives the call.
+        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &lock) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = Alone::lock(&self.0, libc::F_UNLCK);
+    }
+}
+
 /// The way to restore a number.
 #[derive(Clone, Copy)]
 enum Undo {
@@ -99,6 +137,7 @@ enum Undo {
 impl Undo {
     /// `risen`: the amount by which it rose, which may be less than requested.
     fn apply(self, path: &Path, risen: u64) -> io::Result<()> {
+        let _alone = Alone::with(path)?;
         let now = read(path)?;
         match self {
             Undo::Less => fs::write(path, now.saturating_sub(risen).to_string()),
@@ -109,7 +148,7 @@ impl Undo {
 }
 
 /// Starts a process that does `undo` at a message, or when the other end of its pipe is closed.
-fn restorer(path: &Path, undo: Undo) -> io::Result<(File, libc::pid_t)> {
+fn restorer(path: &Path, undo: Undo, alone: &Alone) -> io::Result<(File, libc::pid_t)> {
     let (reader, writer) = pipe()?;
     let mut reader = File::from(reader);
     // SAFETY: the child only waits, writes a file and exits; glibc keeps its allocator usable
@@ -118,6 +157,9 @@ fn restorer(path: &Path, undo: Undo) -> io::Result<(File, libc::pid_t)> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(writer);
+            // If the parent is killed, its lock must end.
+            // SAFETY: this process's own copy, which it does not use.
+            unsafe { libc::close(alone.0.as_raw_fd()) };
             // A session of its own: the terminal's Ctrl-C is for the benchmark.
             let _ = rustix::process::setsid();
             let mut risen = [0; 8];
@@ -166,6 +208,18 @@ mod tests {
         fs::write(&path, "30").unwrap();
         drop(raised);
         assert_eq!(fs::read_to_string(&path).unwrap(), "30");
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn raises_at_the_same_time_are_all_put_back() {
+        let path = scratch("raised-together", "7");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| drop(Raised::by(&path, 3).unwrap())));
+            }
+        });
+        assert_eq!(fs::read_to_string(&path).unwrap(), "7");
         fs::remove_file(path).unwrap();
     }
 

@@ -4,7 +4,7 @@
 
 use super::apart::{self, Congruent};
 use super::maps_line::Mapping;
-use super::{generation, kernel, signal::Blocked};
+use super::{generation, kernel, mapping_list, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{
@@ -113,7 +113,7 @@ impl Hidden {
     /// both ends, which surely belong to this value. A joined mapping of this one and a foreign one
     /// is not possible: no new mapping has these flags, and no other place is reserved meanwhile.
     fn after_failure(&mut self, at: usize, len: usize) {
-        let listed = super::mapping_list::at_or_after(self.base);
+        let listed = mapping_list::at_or_after(self.base);
         let whole = listed
             .ok()
             .flatten()
@@ -166,29 +166,56 @@ pub(crate) fn mremap_works() -> bool {
     works
 }
 
-/// Returns whether the kernel refuses to unmap a range in the middle of a mapping, because of
-/// `vm.max_map_count`. If it does not, the range is a mapping of its own afterwards, so that
-/// unmapping it takes no split.
-///
-/// The caller unmaps the range next.
-pub(crate) fn cannot_be_split(range: PageRange) -> bool {
-    // Whether it is kept out of core dumps. If the program has done that, the first call splits
-    // nothing.
-    is_refused(range, Advice::LinuxDontDump)
-        || !is_one_mapping(range) && is_refused(range, Advice::LinuxDoDump)
+/// A range that was the middle of a mapping, and is a mapping of its own now: unmapping it takes no
+/// split, for which there may be too many mappings (`vm.max_map_count`).
+pub(crate) struct SplitOff {
+    /// Gives the range the flag back that it had: whether it is in core dumps.
+    undo: Advice,
 }
 
-fn is_refused(range: PageRange, advice: Advice) -> bool {
-    // SAFETY: the advice changes a flag on which the memory's contents do not depend.
-    let split = unsafe { madvise(range.start as *mut c_void, range.len(), advice) };
-    // The kernel's ENOMEM, which madvise returns as EAGAIN.
-    matches!(split, Err(Errno::NOMEM | Errno::AGAIN))
+impl SplitOff {
+    /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the kernel has no mapping left for it. Nothing is changed.
+    pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, Errno> {
+        let is_middle = |of: Mapping| of.start < range.start && range.end < of.end;
+        if !holds(range.start, is_middle) {
+            return Ok(None);
+        }
+        // If the program has kept the mapping out of core dumps, only the second advice splits it.
+        for (advice, undo) in [
+            (Advice::LinuxDontDump, Advice::LinuxDoDump),
+            (Advice::LinuxDoDump, Advice::LinuxDontDump),
+        ] {
+            match advise(range, advice) {
+                // The kernel's ENOMEM, which madvise returns as EAGAIN.
+                Err(Errno::NOMEM | Errno::AGAIN) => return Err(Errno::NOMEM),
+                Err(_) => return Ok(None),
+                Ok(()) if holds(range.start, |of| !is_middle(of)) => {
+                    return Ok(Some(SplitOff { undo }));
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The kernel has not unmapped this part of the range.
+    pub fn undo(&self, part: PageRange) {
+        let _ = advise(part, self.undo);
+    }
 }
 
-fn is_one_mapping(range: PageRange) -> bool {
-    let found = super::mapping_list::at_or_after(range.start);
-    let is_range = |found: Mapping| PageRange { start: found.start, end: found.end } == range;
-    found.ok().flatten().is_some_and(|found| is_range(found.mapping))
+fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
+    // SAFETY: the callers give advice on which the memory's contents do not depend.
+    unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
+}
+
+/// Whether the mapping at the address, or above it, is so.
+fn holds(addr: usize, is_so: impl Fn(Mapping) -> bool) -> bool {
+    mapping_list::at_or_after(addr)
+        .is_ok_and(|found| found.is_some_and(|found| is_so(found.mapping)))
 }
 
 const UNKNOWN: u8 = 0;

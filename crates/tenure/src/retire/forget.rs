@@ -1,10 +1,12 @@
 //! Forgets tenure's own records of a range that is about to go.
 
 use crate::lock;
+use crate::os::detach::SplitOff;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::tracking::raw;
 use rustix::io::Errno;
+use std::cell::OnceCell;
 
 /// Whether any range is marked volatile. Costs one load.
 pub(super) fn any_marks() -> bool {
@@ -27,31 +29,63 @@ pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
 
 /// Forgets marks and locks, because the next mapping at these addresses is another one. If nothing
 /// was marked or locked through tenure, this takes two loads and two system calls, and allocates
-/// nothing.
+/// nothing. `None`: the kernel will refuse to unmap the range (`ENOMEM`), so nothing is forgotten.
+///
+/// The kernel is asked last of all, and while the worker leaves the marked memory as it is: it
+/// watches it piece by piece, and the kernel joins watched neighbours, so that what was the end of a
+/// mapping may become its middle.
 ///
 /// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it
 /// interrupted.
-pub(super) fn forget(range: PageRange) -> Forgotten {
+pub(super) fn forget(range: PageRange) -> Option<Forgotten> {
     let _blocked = Blocked::all();
+    let split = OnceCell::new();
+    let may_go = || split.get_or_init(|| SplitOff::from_middle(range)).is_ok();
+    if may_be_locked(range) && !may_go() {
+        return None;
+    }
+    let marks = raw::forget_unmapped(range, may_go)?;
     lock::forget_unmapped(range);
-    Forgotten(raw::forget_unmapped(range))
+    let split = split.into_inner().and_then(Result::ok).flatten();
+    Some(Forgotten { marks, split })
+}
+
+/// Forgets the marks and locks of a range that is unmapped already.
+pub(super) fn forget_unmapped(range: PageRange) {
+    let _blocked = Blocked::all();
+    let _ = raw::forget_unmapped(range, || true);
+    lock::forget_unmapped(range);
+}
+
+/// Forgets marks and locks of a range that other code unmaps next, or does not: as in
+/// [`Forgotten::stays`].
+pub(super) fn give_up(range: PageRange) {
+    let _blocked = Blocked::all();
+    if let Some(marks) = raw::forget_unmapped(range, || true) {
+        raw::stays(marks, range);
+    }
+    lock::forget_unmapped(range);
 }
 
 /// What [`forget`] has forgotten.
-#[must_use = "it marks again what the kernel does not unmap"]
-pub(super) struct Forgotten(crate::tracking::forgotten::Forgotten);
+#[must_use = "the kernel may not unmap the range"]
+pub(super) struct Forgotten {
+    marks: crate::tracking::forgotten::Forgotten,
+    split: Option<SplitOff>,
+}
 
 impl Forgotten {
     /// Whether tenure's own userfaultfd watches part of the range.
     pub fn is_watched(&self) -> bool {
-        self.0.watched
+        self.marks.watched
     }
 
-    /// The kernel has not unmapped this part: its marks are there again.
+    /// The kernel has not unmapped this part. If it was marked, it counts as lost from here on.
     #[cold]
     #[inline(never)]
     pub fn stays(&self, part: PageRange) {
         let _blocked = Blocked::all();
-        raw::stays(&self.0, part);
+        self.split.iter().for_each(|split| split.undo(part));
+        raw::stays(self.marks, part);
     }
 }

@@ -8,6 +8,7 @@ use super::{forget, settings, slice, unmap};
 use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
+use rustix::io::Errno;
 
 /// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
 /// [`munmap`](super::munmap) does. `true`: the tail is unmapped, and an mremap from `new_len` to
@@ -47,7 +48,16 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
         found.mapping.start <= start && found.mapping.end >= end && pages_fit
     });
     one && detach::may_be_unmapped_from(start).is_ok()
-        && unmap::unmap(PageRange::new(start + new, end), Known::Nothing, 0).is_ok()
+        && is_unmapped(PageRange::new(start + new, end))
+}
+
+/// Unmaps it, or forgets its marks: the caller's own call may unmap it after all.
+fn is_unmapped(tail: PageRange) -> bool {
+    let done = unmap::unmap(tail, Known::Nothing, 0);
+    if done.is_err_and(|errno| errno != Errno::DEADLK) {
+        forget::give_up(tail);
+    }
+    done.is_ok()
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
@@ -60,7 +70,8 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 ///
 /// # Errors
 /// `Some(Err(errno))`: mmap's errno. As with the plain call, part of the old mappings may be gone.
-/// If the first slice fails, nothing has changed.
+/// If the first slice fails, the memory is as it was, but what was marked volatile in it counts as
+/// lost.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -104,8 +115,11 @@ pub unsafe fn map_over(
     if let Err(errno) = forget::may_forget(PageRange::new(start, end)) {
         return Some(Err(errno.raw_os_error()));
     }
-    let forgotten = forget::forget(PageRange::new(start, end));
-    let done = slice::each(PageRange::new(start, end), |slice| {
+    let range = PageRange::new(start, end);
+    let Some(forgotten) = forget::forget(range) else {
+        return Some(Err(Errno::NOMEM.raw_os_error()));
+    };
+    let done = slice::each(range, |slice| {
         // SAFETY: the caller promises that nothing refers to the old mappings, which the call
         // replaces.
         unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }

@@ -60,13 +60,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
     forget::may_forget(range)?;
     let mut lister = Lister::new();
     match classify(range, &mut lister, known) {
-        // Marks and locks stay as they are. (If another thread has changed the range since, the
-        // kernel may unmap it after all.)
-        Class::Refused => {
-            let way = by_the_kernel(range)?;
-            let _ = forget::forget(range);
-            Ok(way)
-        }
+        Class::Refused => refused(range),
         Class::Parts { movable } if !is_small && lister.restart().is_ok() => {
             let way = by_parts(range, &mut lister, known, movable)?;
             if way == Way::Moved {
@@ -82,8 +76,16 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
 /// Forgets the marks and locks first: as soon as the range is unmapped another thread may map, mark
 /// and lock memory there.
 fn whole(range: PageRange) -> Result<Way, Errno> {
-    let forgotten = forget::forget(range);
+    let Some(forgotten) = forget::forget(range) else { return refused(range) };
     by_the_kernel(range).inspect_err(|_| forgotten.stays(range))
+}
+
+/// Marks and locks stay as they are. (If another thread has changed the mappings since, the kernel may
+/// unmap the range after all.)
+fn refused(range: PageRange) -> Result<Way, Errno> {
+    let way = by_the_kernel(range)?;
+    forget::forget_unmapped(range);
+    Ok(way)
 }
 
 fn by_the_kernel(range: PageRange) -> Result<Way, Errno> {
@@ -129,9 +131,7 @@ fn classify(range: PageRange, lister: &mut Lister, known: Known) -> Class {
                 }
                 Class::Unclear
             }
-            _ if look.ends_inside(range, lister) && !look.is_stuck(range) => {
-                Class::Parts { movable }
-            }
+            _ if look.ends_inside(range, lister) => Class::Parts { movable },
             _ => Class::Refused,
         },
     }
@@ -144,8 +144,6 @@ struct Look {
     /// The range is one part of one mapping.
     is_one_piece: bool,
     movable: bool,
-    /// The range is the middle of a mapping.
-    is_middle: bool,
     /// The end of the mappings that were found.
     end: usize,
     stop: Option<Stop>,
@@ -162,14 +160,8 @@ enum Stop {
 
 impl Look {
     fn at(range: PageRange, lister: &mut Lister, known: Known) -> Look {
-        let mut look = Look {
-            pieces: 0,
-            is_one_piece: false,
-            movable: false,
-            is_middle: false,
-            end: range.start,
-            stop: None,
-        };
+        let mut look =
+            Look { pieces: 0, is_one_piece: false, movable: false, end: range.start, stop: None };
         while look.end < range.end {
             let Ok(found) = lister.at_or_after(look.end) else {
                 look.stop = Some(Stop::Unlisted);
@@ -181,7 +173,6 @@ impl Look {
             look.pieces += 1;
             look.is_one_piece = look.pieces == 1 && piece == range;
             look.movable |= is_movable(&found, piece, known);
-            look.is_middle = is_cut && found.mapping.start < range.start;
             let start = detach::may_be_unmapped_from(piece.start);
             let asked = match is_cut {
                 true => start.and_then(|()| detach::may_be_unmapped_from(range.end)),
@@ -202,14 +193,6 @@ impl Look {
         let top = isize::MAX as usize;
         self.end >= range.end
             || matches!(lister.at_or_after(range.end), Ok(Some(above)) if above.mapping.end <= top)
-    }
-
-    /// Whether unmapping the range makes one mapping more, and the process has as many as it may.
-    fn is_stuck(&self, range: PageRange) -> bool {
-        // The question changes a flag, which must not stay on a sealed mapping. But guards must not
-        // lose memory that stays.
-        let may_ask = detach::seals_are_seen() || forget::may_be_locked(range);
-        self.is_middle && may_ask && detach::cannot_be_split(range)
     }
 }
 
@@ -238,7 +221,7 @@ fn by_parts(
         false => None,
     };
     // Before the first part is unmapped.
-    let forgotten = forget::forget(range);
+    let Some(forgotten) = forget::forget(range) else { return refused(range) };
     let mut slices = Slices { run: None };
     let mut at = range.start;
     let way = each_part(range, lister, &mut at, &mut slices, |found, piece| {

@@ -312,7 +312,7 @@ impl OwnedRange {
         let range = mapping.range();
         // A program may unmap a raw range that it has unmarked. The facts about it are then stale
         // where this mapping lies. One load where no raw range is known.
-        let _ = raw::forget_unmapped(range);
+        let _ = raw::forget_unmapped(range, || true);
         let claim = claims().claim(self.id, self.tracked(), |_| true);
         let Some(mut claim) = claim else { unreachable!("an owned range is not free") };
         // SAFETY: the mapping is reached under the claim, which this thread has until the end of

@@ -111,7 +111,10 @@ pub(crate) fn mark(range: PageRange, priority: Option<u8>) -> Result<Option<Rang
         let level = priority.unwrap_or(settings::Priority::DEFAULT.level());
         for gap in unknown.iter() {
             let spare = change.spares.pop().expect("a spare number for each gap");
-            let claim = spare.begin(&TRACKING.claims, *gap, 0, Word::RAW, level);
+            let mut claim = spare.begin(&TRACKING.claims, *gap, 0, Word::RAW, level);
+            if is_unknown_lost() {
+                claim.lost();
+            }
             map.insert(gap.start, claim.id());
             TRACKING.raw.fetch_add(1, Ordering::AcqRel);
             backpressure::count(gap.len() as u64);
@@ -279,42 +282,6 @@ fn outside(claim: &Claim, range: PageRange) -> [Option<PageRange>; 2] {
 /// Marks pages as lost again that were found lost, if the call then did not report them. The next
 /// unmark reports them. Takes no memory, so it may mark more pages than those.
 pub(crate) fn lost_again(range: PageRange) {
-    each_claimed(range, Claim::lost_as_a_whole);
-}
-
-/// This part of a forgotten range is still mapped. What was marked in it is marked again, and counts as
-/// lost: nobody has watched it meanwhile.
-#[cold]
-pub(crate) fn stays(forgotten: &Forgotten, part: PageRange) {
-    let mut is_more = forgotten.is_more;
-    for part in forgotten.marked_in(part) {
-        is_more |= !mark_as_lost(part, forgotten.watched);
-    }
-    if is_more {
-        unknown_is_lost();
-        if forgotten.watched {
-            // Otherwise a touch would raise SIGBUS for ever.
-            let _ = detection::unregister(detection::Kind::Sigbus, part);
-        }
-    }
-}
-
-/// Marks a range whose pages the kernel may have taken: it counts as offered, and as lost. `false`: it
-/// cannot be marked.
-fn mark_as_lost(range: PageRange, watched: bool) -> bool {
-    let flags = if watched { flag::WATCHED | flag::SUSPECT } else { flag::SUSPECT };
-    let mut is_offered = mark(range, None).is_ok();
-    if is_offered {
-        each_claimed(range, |claim| {
-            claim.set(flags);
-            is_offered &= claim.begin_offer();
-        });
-    }
-    is_offered
-}
-
-/// Calls `change` with a claim on each known range that touches this one.
-fn each_claimed(range: PageRange, mut change: impl FnMut(&mut Claim)) {
     let mut at = range.start;
     while at < range.end {
         let map = TRACKING.map.lock();
@@ -322,8 +289,7 @@ fn each_claimed(range: PageRange, mut change: impl FnMut(&mut Claim)) {
         let Some(id) = map.overlapping(rest).next() else { return };
         match TRACKING.claims.try_claim(id, tracked(id), |_| true) {
             Some(mut claim) => {
-                drop(map);
-                change(&mut claim);
+                claim.lost_as_a_whole();
                 at = claim.range().end;
             }
             None => {
@@ -335,14 +301,28 @@ fn each_claimed(range: PageRange, mut change: impl FnMut(&mut Claim)) {
 }
 
 /// Forgets a range that is about to be unmapped, or in which a mapping of tenure's own now lies,
-/// without taking its pages back. Waits for a thread that works on them.
-pub(crate) fn forget_unmapped(range: PageRange) -> Forgotten {
-    match any() {
-        false => Forgotten::default(),
-        true => match drop_known(range, |_| true) {
-            Ok(forgotten) => forgotten.unwrap_or_default(),
-            Err(_) => drop_each(range),
-        },
+/// without taking its pages back. Waits for a thread that works on them. `None`: a part is known, but
+/// `may_go` returns `false`, so nothing is forgotten. While it is asked the worker changes nothing of
+/// the range.
+pub(crate) fn forget_unmapped(range: PageRange, may_go: impl Fn() -> bool) -> Option<Forgotten> {
+    if !any() {
+        return Some(Forgotten::default());
+    }
+    match drop_known(range, |_| may_go()) {
+        Ok(forgotten) => forgotten,
+        Err(_) => may_go().then(|| drop_each(range)),
+    }
+}
+
+/// This part of a forgotten range is still mapped. If it was marked, it counts as lost from here on.
+#[cold]
+pub(crate) fn stays(forgotten: Forgotten, part: PageRange) {
+    if forgotten.unsettled {
+        unknown_is_lost();
+    }
+    if forgotten.watched {
+        // Otherwise a touch would raise SIGBUS for ever.
+        let _ = detection::unregister(detection::Kind::Sigbus, part);
     }
 }
 

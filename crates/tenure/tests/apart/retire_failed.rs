@@ -1,12 +1,12 @@
-//! What the kernel does not unmap, although tenure has forgotten its marks by then, is marked still,
-//! and counts as lost: nobody watched its pages meanwhile.
+//! What the kernel does not unmap, although tenure has forgotten its marks by then, counts as lost:
+//! nobody watched its pages meanwhile.
 
 use crate::retire_kit::*;
 use rustix::io::Errno;
 use tenure::retire::{self, Settings};
 use tenure::volatile::{self, Outcome};
 use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
-use tenure_testkit::{in_child, page_out, this_test};
+use tenure_testkit::{in_child, page_out, pages, this_test};
 
 const LEN: usize = 24 * MIB;
 
@@ -31,23 +31,25 @@ fn refuse(call: libc::c_long, errno: Errno) {
     filter.install_this_thread().expect("a seccomp filter needs no rights");
 }
 
-/// The kernel takes this part of the memory, which was not unmapped: it is reported, and the memory
-/// is as good as new.
+/// The kernel takes this part of the memory, which was not unmapped: it is reported, also if the program
+/// marks the part again before, and the memory can be used.
 fn assert_lost(at: usize, len: usize) {
-    assert!(volatile::is_volatile(at as *const u8, len));
     // A few pages wait on a list of a processor's, where they do not count as offered.
     page_out(at, len, 64);
-    // SAFETY: marked above, and still mapped.
+    // SAFETY: a mapping of this test's own, which stays mapped.
     let unmarked = || unsafe { volatile::unmark(at as *mut u8, len) }.unwrap();
-    assert_eq!(unmarked(), Outcome::Purged);
+    // SAFETY: as in `offer`.
+    let mark = || unsafe { volatile::mark(at as *mut u8, len) }.unwrap();
     // SAFETY: the word is aligned, and its page is mapped: a touch raises no SIGBUS.
     let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
+    assert_eq!(unmarked(), Outcome::Purged);
     assert!((at..at + len).step_by(PAGE).all(|page| [0, page as u64].contains(&word(page))));
     touch(at, len);
-    // SAFETY: as in `offer`.
-    unsafe { volatile::mark(at as *mut u8, len).unwrap() };
-    assert_eq!(unmarked(), Outcome::Intact);
     assert!((at..at + len).step_by(PAGE).all(|page| word(page) == page as u64));
+    mark();
+    let _ = unmarked();
+    mark();
+    assert_eq!(unmarked(), Outcome::Intact, "the loss was reported");
 }
 
 #[test]
@@ -86,6 +88,9 @@ fn a_range_that_is_marked_in_part() {
             assert!(!volatile::is_volatile(beside as *const u8, LEN));
         }
         assert_lost(at, LEN);
+        // SAFETY: the word is aligned, and its page is mapped.
+        let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
+        assert!((place..place + 3 * LEN).step_by(PAGE).all(|page| word(page) == page as u64));
     });
 }
 
@@ -117,7 +122,7 @@ fn a_range_of_which_a_part_is_gone() {
             assert_eq!(refused.is_ok(), maps.is_empty());
             let Some((start, end)) = maps.pop() else { continue };
             assert_eq!((maps.len(), end), (0, at + LEN));
-            assert!(!volatile::is_volatile(at as *const u8, start - at));
+            assert!(start == at || !volatile::is_volatile(at as *const u8, start - at));
             assert_lost(start, end - start);
             unmap(start, end - start).unwrap();
         }
@@ -136,6 +141,99 @@ fn a_range_that_a_mapping_is_to_replace() {
         let done = unsafe { retire::map_over(at as *mut u8, LEN, RW, flags) };
         assert_eq!(done, Some(Err(libc::ENOMEM)));
         assert_lost(at, LEN);
+    });
+}
+
+#[test]
+fn a_range_that_is_marked_again_before_its_loss_is_reported() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = offered();
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        // SAFETY: as in `offer`.
+        unsafe { volatile::mark(at as *mut u8, LEN).unwrap() };
+        assert_lost(at, LEN);
+    });
+}
+
+/// There is no memory for a list of what was forgotten.
+#[test]
+fn many_ranges_without_memory() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = written(LEN);
+        for page in (at..at + LEN).step_by(2 * PAGE) {
+            // SAFETY: as in `offer`.
+            unsafe {
+                volatile::mark(page as *mut u8, PAGE).unwrap();
+                volatile::offer_now(page as *mut u8, PAGE).unwrap();
+            }
+        }
+        let calls = Box::leak(Box::new([libc::SYS_munmap, libc::SYS_mmap].map(Call::Number)));
+        let failing = NthFailure::install(calls, Errno::NOMEM, When::FromNth(1)).unwrap();
+        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        failing.rearm(When::Never);
+        for page in (at..at + LEN).step_by(2 * PAGE) {
+            // SAFETY: as in `offer`.
+            unsafe {
+                volatile::mark(page as *mut u8, PAGE).unwrap();
+                assert_eq!(volatile::unmark(page as *mut u8, PAGE), Ok(Outcome::Purged));
+            }
+        }
+    });
+}
+
+/// The caller makes the plain call, and maps new memory there.
+#[test]
+fn a_tail_that_a_plain_call_takes() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = offered();
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_munmap), Errno::NOMEM);
+        let filter = filter.refuse(Call::Madvise(libc::MADV_DONTFORK), Errno::NOMEM);
+        filter.install_this_thread().expect("a seccomp filter needs no rights");
+        // SAFETY: nothing refers to the tail, which mremap unmaps otherwise.
+        unsafe {
+            assert!(!retire::detach_tail(at as *mut u8, LEN, 8 * MIB));
+            assert_ne!(libc::mremap(at as *mut _, LEN, 8 * MIB, 0), libc::MAP_FAILED);
+        }
+        let tail = at + 8 * MIB;
+        let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: the addresses are free.
+        let new = unsafe { libc::mmap(tail as *mut _, LEN - 8 * MIB, RW, flags, -1, 0) };
+        assert_eq!(new as usize, tail);
+        assert!(!volatile::is_volatile(tail as *const u8, LEN - 8 * MIB));
+        touch(tail, LEN - 8 * MIB);
+        // SAFETY: a mapping of this test's own, which stays mapped.
+        assert_eq!(unsafe { volatile::unmark(at as *mut u8, 8 * MIB) }, Ok(Outcome::Intact));
+        // SAFETY: the word is aligned, and its page is mapped.
+        let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
+        assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == page as u64));
+    });
+}
+
+/// The question whether the kernel would refuse changes a flag.
+#[test]
+fn what_stays_is_in_core_dumps_as_before() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let calls: &'static [Call] = &[Call::Number(libc::SYS_munmap)];
+        let failing = NthFailure::install(calls, Errno::NOMEM, When::Never).unwrap();
+        for advice in [libc::MADV_DODUMP, libc::MADV_DONTDUMP] {
+            let at = offered();
+            // SAFETY: the advice changes no byte.
+            assert_eq!(unsafe { libc::madvise(at as *mut _, LEN, advice) }, 0);
+            failing.rearm(When::FromNth(1));
+            assert_eq!(unmap(at + 8 * MIB, 8 * MIB), Err(libc::ENOMEM));
+            failing.rearm(When::Never);
+            let hidden = |at| pages::smaps_of(at).unwrap().has_flag("dd");
+            assert_eq!(
+                [0, 8, 16].map(|mib| hidden(at + mib * MIB)),
+                [advice == libc::MADV_DONTDUMP; 3]
+            );
+            assert_lost(at, LEN);
+        }
     });
 }
 
