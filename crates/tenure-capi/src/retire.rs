@@ -68,8 +68,10 @@ fn in_force() -> tenure_retire_settings {
 /// vm.max_map_count already. EDEADLK: a signal handler calls it in the middle of a call of its thread
 /// for memory that is marked volatile; unmap it later. Nothing is changed then. Where the kernel
 /// refuses a part of a large range that it would have taken a moment before (a filter that fails
-/// munmap), the other parts are gone. Marked memory that stays counts as purged then, and its locks
-/// are no longer counted.
+/// munmap), the other parts are gone. Where tenure could not find out before that the kernel refuses
+/// (such a filter; a sealed mapping where mremap is refused; no /proc), marked memory that stays counts
+/// as purged, as memory of this process that is not marked does from there on, and guards no longer
+/// keep its locks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_munmap(addr: *mut c_void, len: usize) -> c_int {
     status("tenure_munmap", || {

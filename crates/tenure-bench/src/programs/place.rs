@@ -6,11 +6,12 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use tempfile::TempDir;
 use tenure_command::call::failed;
 
 /// A directory, removed in the end.
 pub(crate) struct Place {
-    dir: PathBuf,
+    dir: TempDir,
     python: Option<PathBuf>,
 }
 
@@ -20,28 +21,19 @@ impl Place {
     /// # Errors
     /// If it cannot be made.
     pub fn new(python: Option<PathBuf>) -> io::Result<Place> {
-        let mut number = 0;
-        let dir = loop {
-            let name = format!("tenure-bench-{}-{number}", std::process::id());
-            let dir = std::env::temp_dir().join(name);
-            match fs::create_dir(&dir) {
-                Ok(()) => break dir,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(error),
-            }
-        };
-        let place = Place { dir, python };
-        fs::set_permissions(&place.dir, fs::Permissions::from_mode(0o755))?;
-        Ok(place)
+        let readable = fs::Permissions::from_mode(0o755);
+        let dir =
+            tempfile::Builder::new().prefix("tenure-bench-").permissions(readable).tempdir()?;
+        Ok(Place { dir, python })
     }
 
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
 
     /// Writes a file there.
     pub fn write(&self, name: &str, text: &str) -> io::Result<OsString> {
-        let path = self.dir.join(name);
+        let path = self.dir().join(name);
         fs::write(&path, text)?;
         Ok(path.into())
     }
@@ -64,12 +56,6 @@ impl Place {
                 failed("exec", error)
             )),
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -3,7 +3,6 @@
 //! All functions here make bare system calls: nothing allocates, and `errno` stays as it is.
 
 use super::apart::{self, Congruent};
-use super::maps_line::Mapping;
 use super::{generation, kernel, mapping_list, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
@@ -169,30 +168,38 @@ pub(crate) fn mremap_works() -> bool {
 /// A range that was the middle of a mapping, and is a mapping of its own now: unmapping it takes no
 /// split, for which there may be too many mappings (`vm.max_map_count`).
 pub(crate) struct SplitOff {
-    /// Gives the range the flag back that it had: whether it is in core dumps.
+    /// Takes the flag away by which it was split off.
     undo: Advice,
 }
 
 impl SplitOff {
-    /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked.
+    /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked. The
+    /// range is kept out of core dumps, or out of children, until it is unmapped: a new mapping joins
+    /// none with such a flag. No flag is taken away that the program has set.
     ///
     /// # Errors
-    /// `ENOMEM`: the kernel has no mapping left for it. Nothing is changed.
+    /// `ENOMEM`: the kernel has no mapping left for it.
     pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, Errno> {
-        let is_middle = |of: Mapping| of.start < range.start && range.end < of.end;
-        if !holds(range.start, is_middle) {
-            return Ok(None);
-        }
-        // If the program has kept the mapping out of core dumps, only the second advice splits it.
+        let is_middle = |of: PageRange| of.start < range.start && range.end < of.end;
+        // Where the program has set one flag already, that advice splits nothing.
         for (advice, undo) in [
             (Advice::LinuxDontDump, Advice::LinuxDoDump),
-            (Advice::LinuxDoDump, Advice::LinuxDontDump),
+            (Advice::LinuxDontFork, Advice::LinuxDoFork),
         ] {
+            if !mapping_at(range.start).is_some_and(is_middle) {
+                return Ok(None);
+            }
             match advise(range, advice) {
-                // The kernel's ENOMEM, which madvise returns as EAGAIN.
-                Err(Errno::NOMEM | Errno::AGAIN) => return Err(Errno::NOMEM),
+                // The kernel's ENOMEM, which madvise returns as EAGAIN. If it has split the mapping at
+                // one end, unmapping the range takes no other split.
+                Err(Errno::NOMEM | Errno::AGAIN) => {
+                    return match mapping_at(range.start).is_some_and(is_middle) {
+                        true => Err(Errno::NOMEM),
+                        false => Ok(None),
+                    };
+                }
                 Err(_) => return Ok(None),
-                Ok(()) if holds(range.start, |of| !is_middle(of)) => {
+                Ok(()) if mapping_at(range.start) == Some(range) => {
                     return Ok(Some(SplitOff { undo }));
                 }
                 Ok(()) => {}
@@ -212,10 +219,10 @@ fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
     unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
 }
 
-/// Whether the mapping at the address, or above it, is so.
-fn holds(addr: usize, is_so: impl Fn(Mapping) -> bool) -> bool {
-    mapping_list::at_or_after(addr)
-        .is_ok_and(|found| found.is_some_and(|found| is_so(found.mapping)))
+/// The bounds of the mapping at the address, or above it.
+fn mapping_at(addr: usize) -> Option<PageRange> {
+    let found = mapping_list::at_or_after(addr).ok()??.mapping;
+    Some(PageRange { start: found.start, end: found.end })
 }
 
 const UNKNOWN: u8 = 0;

@@ -38,7 +38,13 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     let (Some(old), Some(new)) = sizes else { return false };
     let end = start.checked_add(old).filter(|end| *end <= isize::MAX as usize);
     let (Some(end), true) = (end, start % page == 0 && start != 0 && new > 0) else { return false };
-    if new >= old || old - new < settings::min_bytes() {
+    if new >= old {
+        return false;
+    }
+    let tail = PageRange::new(start + new, end);
+    // The plain call would leave the marks of a small tail on what is mapped there next.
+    let is_small = tail.len() < settings::min_bytes();
+    if is_small && !forget::any_marks() && !forget::may_be_locked(tail) {
         return false;
     }
     // mremap demands that all of the old range is one mapping, and its errno is for the page at the
@@ -47,8 +53,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
         let pages_fit = found.page_size.is_none_or(|size| size <= page);
         found.mapping.start <= start && found.mapping.end >= end && pages_fit
     });
-    one && detach::may_be_unmapped_from(start).is_ok()
-        && is_unmapped(PageRange::new(start + new, end))
+    one && detach::may_be_unmapped_from(start).is_ok() && is_unmapped(tail)
 }
 
 /// Unmaps it, or forgets its marks: the caller's own call may unmap it after all.
@@ -70,7 +75,7 @@ fn is_unmapped(tail: PageRange) -> bool {
 ///
 /// # Errors
 /// `Some(Err(errno))`: mmap's errno. As with the plain call, part of the old mappings may be gone.
-/// If the first slice fails, the memory is as it was, but what was marked volatile in it counts as
+/// If the first slice fails, the memory is as it was, but what was marked volatile in it may count as
 /// lost.
 ///
 /// ```
@@ -116,14 +121,15 @@ pub unsafe fn map_over(
         return Some(Err(errno.raw_os_error()));
     }
     let range = PageRange::new(start, end);
-    let Some(forgotten) = forget::forget(range) else {
-        return Some(Err(Errno::NOMEM.raw_os_error()));
+    // SAFETY: the caller promises that nothing refers to the old mappings, which the call replaces.
+    let map = |slice: PageRange| unsafe {
+        detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
-    let done = slice::each(range, |slice| {
-        // SAFETY: the caller promises that nothing refers to the old mappings, which the call
-        // replaces.
-        unsafe { detach::map_fixed(slice.start, slice.len(), protection, flags) }
-    });
+    let Some(forgotten) = forget::forget(range) else {
+        let done = map(range).inspect(|()| forget::forget_unmapped(range));
+        return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
+    };
+    let done = slice::each(range, map);
     Some(done.map(|()| addr).map_err(|(errno, rest)| {
         forgotten.stays(rest);
         errno.raw_os_error()

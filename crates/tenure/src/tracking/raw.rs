@@ -321,8 +321,15 @@ pub(crate) fn stays(forgotten: Forgotten, part: PageRange) {
         unknown_is_lost();
     }
     if forgotten.watched {
-        // Otherwise a touch would raise SIGBUS for ever.
-        let _ = detection::unregister(detection::Kind::Sigbus, part);
+        // Otherwise a touch would raise SIGBUS for ever. One by one: for a range with a mapping that
+        // cannot be watched, a file's, the kernel refuses the call.
+        let _ = maps::each_mapping(part, |mapping| {
+            let start = mapping.start.max(part.start);
+            let piece = PageRange { start, end: mapping.end.min(part.end) };
+            if piece.start < piece.end {
+                let _ = detection::unregister(detection::Kind::Sigbus, piece);
+            }
+        });
     }
 }
 

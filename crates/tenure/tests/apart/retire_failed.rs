@@ -3,10 +3,11 @@
 
 use crate::retire_kit::*;
 use rustix::io::Errno;
+use std::os::fd::AsRawFd;
 use tenure::retire::{self, Settings};
 use tenure::volatile::{self, Outcome};
 use tenure_testkit::seccomp::{Call, Filter, NthFailure, When};
-use tenure_testkit::{in_child, page_out, pages, this_test};
+use tenure_testkit::{in_child, page_out, pages, skip, this_test};
 
 const LEN: usize = 24 * MIB;
 
@@ -184,6 +185,21 @@ fn many_ranges_without_memory() {
     });
 }
 
+/// The plain call that follows would leave the marks on what is mapped there next.
+#[test]
+fn a_small_tail_is_unmapped_with_its_marks() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(16 * MIB));
+        let (at, tail) = (offered(), LEN - MIB);
+        // SAFETY: nothing refers to the tail.
+        assert!(unsafe { retire::detach_tail(at as *mut u8, LEN, tail) });
+        assert_gone(at + tail, MIB);
+        assert!(!volatile::is_volatile((at + tail) as *const u8, MIB));
+        // SAFETY: a mapping of this test's own, which stays mapped.
+        assert_eq!(unsafe { volatile::unmark(at as *mut u8, tail) }, Ok(Outcome::Intact));
+    });
+}
+
 /// The caller makes the plain call, and maps new memory there.
 #[test]
 fn a_tail_that_a_plain_call_takes() {
@@ -210,6 +226,48 @@ fn a_tail_that_a_plain_call_takes() {
         // SAFETY: the word is aligned, and its page is mapped.
         let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
         assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == page as u64));
+    });
+}
+
+/// A file cannot be watched, and for a range with one the kernel ends no watch.
+#[test]
+fn a_range_with_a_file_in_it() {
+    in_child(this_test!(), &[], || {
+        retire::configure(Settings::default().with_min_bytes(MIB));
+        let at = offered();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let (shared, fd) = (libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE, file.as_raw_fd());
+        // SAFETY: the address is free, or it fails.
+        let beside = unsafe { libc::mmap((at + LEN) as *mut _, PAGE, RW, shared, fd, 0) };
+        if beside as usize != at + LEN {
+            skip!("the next address is in use");
+        }
+        refuse(libc::SYS_munmap, Errno::NOMEM);
+        assert_eq!(unmap(at, LEN + PAGE), Err(libc::ENOMEM));
+        assert_lost(at, LEN);
+    });
+}
+
+/// Memory that waits until the worker gives it back is in none either.
+#[test]
+fn what_goes_is_in_no_core_dump_that_it_was_not_in() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let len = 256 * MIB;
+        let at = written(len);
+        // SAFETY: the advice changes no byte, and the mapping stays as it is while it is marked.
+        unsafe {
+            assert_eq!(libc::madvise(at as *mut _, len, libc::MADV_DONTDUMP), 0);
+            volatile::mark(at as *mut u8, len).unwrap();
+        }
+        let dumped = || {
+            let maps = pages::smaps_over(PAGE, isize::MAX as usize);
+            maps.iter().filter(|map| map.rss > MIB as u64 && !map.has_flag("dd")).count()
+        };
+        let before = dumped();
+        unmap(at + MIB, len - 2 * MIB).unwrap();
+        assert_eq!(dumped(), before);
     });
 }
 
