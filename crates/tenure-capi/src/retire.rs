@@ -69,7 +69,8 @@ fn in_force() -> tenure_retire_settings {
 /// for memory that is marked volatile; unmap it later. Nothing is changed then. Where the kernel
 /// refuses a part of a large range that it would have taken a moment before (a filter that fails
 /// munmap), the other parts are gone. Where tenure could not find out before that the kernel refuses
-/// (such a filter; a sealed mapping where mremap is refused; no /proc), marked memory that stays counts
+/// (such a filter; a sealed mapping where mremap is refused; no /proc; too many mappings, for memory
+/// with both MADV_DONTDUMP and MADV_DONTFORK), marked memory that stays counts
 /// as purged, as memory of this process that is not marked does from there on, and guards no longer
 /// keep its locks.
 #[unsafe(no_mangle)]

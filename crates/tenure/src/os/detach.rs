@@ -172,14 +172,19 @@ pub(crate) struct SplitOff {
     undo: Advice,
 }
 
+/// The kernel has no mapping left for it (`vm.max_map_count`).
+pub(crate) struct TooManyMappings {
+    /// There was one mapping left, and the kernel has split at one end. Unmapping the range takes no
+    /// other split.
+    pub may_be_unmapped: bool,
+}
+
 impl SplitOff {
     /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked. The
     /// range is kept out of core dumps, or out of children, until it is unmapped: a new mapping joins
     /// none with such a flag. No flag is taken away that the program has set.
     ///
-    /// # Errors
-    /// `ENOMEM`: the kernel has no mapping left for it.
-    pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, Errno> {
+    pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, TooManyMappings> {
         let is_middle = |of: PageRange| of.start < range.start && range.end < of.end;
         // Where the program has set one flag already, that advice splits nothing.
         for (advice, undo) in [
@@ -190,13 +195,10 @@ impl SplitOff {
                 return Ok(None);
             }
             match advise(range, advice) {
-                // The kernel's ENOMEM, which madvise returns as EAGAIN. If it has split the mapping at
-                // one end, unmapping the range takes no other split.
+                // The kernel's ENOMEM, which madvise returns as EAGAIN.
                 Err(Errno::NOMEM | Errno::AGAIN) => {
-                    return match mapping_at(range.start).is_some_and(is_middle) {
-                        true => Err(Errno::NOMEM),
-                        false => Ok(None),
-                    };
+                    let may_be_unmapped = !mapping_at(range.start).is_some_and(is_middle);
+                    return Err(TooManyMappings { may_be_unmapped });
                 }
                 Err(_) => return Ok(None),
                 Ok(()) if mapping_at(range.start) == Some(range) => {

@@ -1,12 +1,12 @@
 //! Forgets tenure's own records of a range that is about to go.
 
 use crate::lock;
-use crate::os::detach::SplitOff;
+use crate::os::detach::{SplitOff, TooManyMappings};
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::tracking::raw;
 use rustix::io::Errno;
-use std::cell::OnceCell;
+use std::cell::Cell;
 
 /// Whether any range is marked volatile. Costs one load.
 pub(super) fn any_marks() -> bool {
@@ -38,16 +38,37 @@ pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
 /// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it
 /// interrupted.
 pub(super) fn forget(range: PageRange) -> Option<Forgotten> {
+    forget_if(range, may_be_locked(range), |error| error.may_be_unmapped)
+}
+
+/// [`forget`] for a range that is replaced in slices. The kernel is asked also where nothing is marked
+/// or locked: if it refuses a later slice for which it has no mapping, the first ones are gone.
+pub(super) fn forget_replaced(range: PageRange) -> Option<Forgotten> {
+    forget_if(range, true, |_| false)
+}
+
+/// `asks`: the kernel is asked in any case.
+fn forget_if(
+    range: PageRange,
+    asks: bool,
+    is_enough: impl Fn(TooManyMappings) -> bool,
+) -> Option<Forgotten> {
     let _blocked = Blocked::all();
-    let split = OnceCell::new();
-    let may_go = || split.get_or_init(|| SplitOff::from_middle(range)).is_ok();
-    if may_be_locked(range) && !may_go() {
+    let split = Cell::new(None);
+    let may_go = || match SplitOff::from_middle(range) {
+        Ok(found) => {
+            // Once it is split off, it is no middle any more.
+            split.set(found.or(split.take()));
+            true
+        }
+        Err(error) => is_enough(error),
+    };
+    if asks && !may_go() {
         return None;
     }
     let marks = raw::forget_unmapped(range, may_go)?;
     lock::forget_unmapped(range);
-    let split = split.into_inner().and_then(Result::ok).flatten();
-    Some(Forgotten { marks, split })
+    Some(Forgotten { marks, split: split.into_inner() })
 }
 
 /// Forgets the marks and locks of a range that is unmapped already.

@@ -156,7 +156,8 @@ pub struct Pending {
 /// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
 /// A large range goes in parts: where the kernel refuses one that it would have taken a moment
 /// before (a filter that fails `munmap`), the others are gone. Where tenure could not find out before
-/// that the kernel refuses (such a filter; a sealed mapping where mremap(2) is refused; no `/proc`),
+/// that the kernel refuses (such a filter; a sealed mapping where mremap(2) is refused; no `/proc`; too
+/// many mappings, for memory with both `MADV_DONTDUMP` and `MADV_DONTFORK`),
 /// marked memory that stays counts as purged, as memory of this process that is not marked does from
 /// there on, and guards no longer keep its locks. `EDEADLK`: a signal handler calls it in the middle
 /// of a call of its thread for memory that is marked volatile. Nothing is changed; the program unmaps

@@ -8,7 +8,6 @@ use super::{forget, settings, slice, unmap};
 use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
-use rustix::io::Errno;
 
 /// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
 /// [`munmap`](super::munmap) does. `true`: the tail is unmapped, and an mremap from `new_len` to
@@ -47,22 +46,20 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     if is_small && !forget::any_marks() && !forget::may_be_locked(tail) {
         return false;
     }
-    // mremap demands that all of the old range is one mapping, and its errno is for the page at the
-    // start.
+    // Not if the old range is more than one mapping: most kernels refuse such an mremap, and its
+    // errno is for the page at the start.
     let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
         let pages_fit = found.page_size.is_none_or(|size| size <= page);
         found.mapping.start <= start && found.mapping.end >= end && pages_fit
     });
-    one && detach::may_be_unmapped_from(start).is_ok() && is_unmapped(tail)
-}
-
-/// Unmaps it, or forgets its marks: the caller's own call may unmap it after all.
-fn is_unmapped(tail: PageRange) -> bool {
-    let done = unmap::unmap(tail, Known::Nothing, 0);
-    if done.is_err_and(|errno| errno != Errno::DEADLK) {
+    let done = one
+        && detach::may_be_unmapped_from(start).is_ok()
+        && unmap::unmap(tail, Known::Nothing, 0).is_ok();
+    if !done && forget::may_forget(tail).is_ok() {
+        // The plain call may unmap it.
         forget::give_up(tail);
     }
-    done.is_ok()
+    done
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
@@ -125,7 +122,7 @@ pub unsafe fn map_over(
     let map = |slice: PageRange| unsafe {
         detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
-    let Some(forgotten) = forget::forget(range) else {
+    let Some(forgotten) = forget::forget_replaced(range) else {
         let done = map(range).inspect(|()| forget::forget_unmapped(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };

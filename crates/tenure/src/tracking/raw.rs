@@ -178,6 +178,7 @@ pub(crate) fn forget_changed(range: PageRange) -> Option<Unfit> {
     // Before 6.11 each look reads all mappings. The next refused call looks at the other parts.
     let mut looks = if maps::query_works() { usize::MAX } else { 64 };
     let (mut first, mut forgot) = (None, false);
+    let all_may_go = |claims: &[Claim]| claims.iter().all(changes::may_be_forgotten);
     for (part, unfit) in changes::unfit_parts(range).unwrap_or_default().iter() {
         for id in overlapping(*part).unwrap_or_default().iter() {
             let (known, word) = (tracked(*id).range(), tracked(*id).load());
@@ -190,7 +191,7 @@ pub(crate) fn forget_changed(range: PageRange) -> Option<Unfit> {
                 looks -= 1;
                 // If there is no memory for a cut, the next refused call tries again.
                 let part = PageRange { start, end };
-                forgot |= matches!(drop_known(part, changes::may_be_forgotten), Ok(Some(_)));
+                forgot |= matches!(drop_known(part, all_may_go), Ok(Some(_)));
             }
         }
     }
@@ -223,16 +224,17 @@ pub(crate) fn is_marked(range: PageRange) -> bool {
 pub(crate) fn forget(range: PageRange) -> Result<bool, Errno> {
     let unfinished = Word::OFFERED | Word::UNCLEAN | Word::LOST;
     let settled = |word: Word| word.pins() > 0 && !word.has(unfinished);
-    Ok(drop_known(range, |claim| settled(claim.word()))?.is_some())
+    let all_are = |claims: &[Claim]| claims.iter().all(|claim| settled(claim.word()));
+    Ok(drop_known(range, all_are)?.is_some())
 }
 
-/// Forgets a range, whose pages stay as they are, if `may_go` holds for each part.
+/// Forgets a range, whose pages stay as they are, if `may_go` holds for its parts.
 ///
 /// # Errors
 /// `ENOMEM`: nothing is forgotten; there is no memory, or no number, for the cuts at its ends.
 fn drop_known(
     range: PageRange,
-    may_go: impl Fn(&Claim) -> bool,
+    may_go: impl Fn(&[Claim]) -> bool,
 ) -> Result<Option<Forgotten>, Errno> {
     loop {
         let (mut map, mut change) =
@@ -250,7 +252,7 @@ fn drop_known(
         drop(surplus);
         // Without the map's lock, because this may ask the kernel: a signal handler may fork meanwhile.
         // The claims keep the ranges as they are.
-        if !change.claims.iter().all(&may_go) {
+        if !may_go(&change.claims) {
             return Ok(None);
         }
         // A thread with claims does not wait for the map, because a fork holds it while it waits for
@@ -308,7 +310,7 @@ pub(crate) fn forget_unmapped(range: PageRange, may_go: impl Fn() -> bool) -> Op
     if !any() {
         return Some(Forgotten::default());
     }
-    match drop_known(range, |_| may_go()) {
+    match drop_known(range, |claims| claims.is_empty() || may_go()) {
         Ok(forgotten) => forgotten,
         Err(_) => may_go().then(|| drop_each(range)),
     }

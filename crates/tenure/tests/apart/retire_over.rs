@@ -1,10 +1,12 @@
 //! A launcher's work for a program's own calls: a shrinking mremap, and MAP_FIXED over populated
 //! memory.
 
+use crate::promise_kit::never_offer;
 use crate::retire_kit::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tenure::retire;
-use tenure_testkit::{in_child, pages, this_test};
+use tenure::{retire, volatile};
+use tenure_testkit::map_count::Filler;
+use tenure_testkit::{in_child, or_skip, pages, this_test};
 
 const LEN: usize = 64 * MIB;
 const FIXED: i32 = PRIVATE | libc::MAP_FIXED;
@@ -143,5 +145,39 @@ fn readers_see_the_old_data_or_the_new_zeros() {
         STOP.store(true, Ordering::Relaxed);
         let (zeros, old) = reader.join().unwrap();
         assert!(zeros > 1000 && old > 1000, "{zeros} {old}");
+    });
+}
+
+/// With no mapping left the kernel refuses, and nothing is gone; with one left it takes the whole.
+#[test]
+fn at_the_limit_of_mappings_it_is_like_the_plain_call() {
+    in_child(this_test!(), &[], || {
+        ready();
+        never_offer();
+        for marked in [false, true] {
+            let at = written(3 * LEN) + LEN;
+            let spare = try_map(PAGE, libc::PROT_EXEC, PRIVATE, -1).unwrap();
+            if marked {
+                // SAFETY: this test's own mapping, which stays as it is while it is marked.
+                unsafe { volatile::mark(at as *mut u8, LEN).unwrap() };
+            }
+            let filler = or_skip!(Filler::to_limit());
+            let refused = map_over(at, LEN, libc::PROT_READ, FIXED);
+            if refused != Some(Err(libc::ENOMEM)) {
+                // A thread of tenure's has given a mapping back.
+                assert_eq!(refused, Some(Ok(at)));
+                continue;
+            }
+            assert_eq!(volatile::is_volatile(at as *const u8, LEN), marked);
+            // SAFETY: the word is aligned, and its page is mapped.
+            let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
+            assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == page as u64));
+            // SAFETY: a mapping of this test's own, which nothing uses.
+            assert_eq!(unsafe { libc::munmap(spare as *mut _, PAGE) }, 0);
+            assert_eq!(map_over(at, LEN, libc::PROT_READ, FIXED), Some(Ok(at)));
+            assert!(!volatile::is_volatile(at as *const u8, LEN));
+            assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == 0));
+            drop(filler);
+        }
     });
 }
