@@ -183,7 +183,6 @@ impl SplitOff {
     /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked. The
     /// range is kept out of core dumps, or out of children, until it is unmapped: a new mapping joins
     /// none with such a flag. No flag is taken away that the program has set.
-    ///
     pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, TooManyMappings> {
         let is_middle = |of: PageRange| of.start < range.start && range.end < of.end;
         // Where the program has set one flag already, that advice splits nothing.

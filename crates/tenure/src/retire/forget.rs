@@ -78,6 +78,16 @@ pub(super) fn forget_unmapped(range: PageRange) {
     lock::forget_unmapped(range);
 }
 
+/// Forgets the marks and locks of a range in which a new mapping lies already. The worker may have
+/// watched that one.
+pub(super) fn forget_under_new_mapping(range: PageRange) {
+    let _blocked = Blocked::all();
+    if raw::forget_unmapped(range, || true).is_some_and(|marks| marks.watched) {
+        raw::end_watch(range);
+    }
+    lock::forget_unmapped(range);
+}
+
 /// Forgets marks and locks of a range that other code unmaps next, or does not: as in
 /// [`Forgotten::stays`].
 pub(super) fn give_up(range: PageRange) {

@@ -46,8 +46,8 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     if is_small && !forget::any_marks() && !forget::may_be_locked(tail) {
         return false;
     }
-    // Not if the old range is more than one mapping: most kernels refuse such an mremap, and its
-    // errno is for the page at the start.
+    // Not if the old range is more than one mapping: the caller's second call would not find what
+    // one call for all finds.
     let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
         let pages_fit = found.page_size.is_none_or(|size| size <= page);
         found.mapping.start <= start && found.mapping.end >= end && pages_fit
@@ -123,7 +123,7 @@ pub unsafe fn map_over(
         detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
     let Some(forgotten) = forget::forget_replaced(range) else {
-        let done = map(range).inspect(|()| forget::forget_unmapped(range));
+        let done = map(range).inspect(|()| forget::forget_under_new_mapping(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };
     let done = slice::each(range, map);

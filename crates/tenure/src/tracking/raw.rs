@@ -323,16 +323,21 @@ pub(crate) fn stays(forgotten: Forgotten, part: PageRange) {
         unknown_is_lost();
     }
     if forgotten.watched {
-        // Otherwise a touch would raise SIGBUS for ever. One by one: for a range with a mapping that
-        // cannot be watched, a file's, the kernel refuses the call.
-        let _ = maps::each_mapping(part, |mapping| {
-            let start = mapping.start.max(part.start);
-            let piece = PageRange { start, end: mapping.end.min(part.end) };
-            if piece.start < piece.end {
-                let _ = detection::unregister(detection::Kind::Sigbus, piece);
-            }
-        });
+        end_watch(part);
     }
+}
+
+/// Ends the watch of a forgotten range: a touch would raise SIGBUS for ever.
+pub(crate) fn end_watch(range: PageRange) {
+    // One by one: for a range with a mapping that cannot be watched, a file's, the kernel refuses the
+    // call.
+    let _ = maps::each_mapping(range, |mapping| {
+        let start = mapping.start.max(range.start);
+        let piece = PageRange { start, end: mapping.end.min(range.end) };
+        if piece.start < piece.end {
+            let _ = detection::unregister(detection::Kind::Sigbus, piece);
+        }
+    });
 }
 
 /// Returns whether [`forget_unmapped`] would wait for code that the caller, a signal handler, has

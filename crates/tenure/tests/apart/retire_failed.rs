@@ -32,6 +32,12 @@ fn refuse(call: libc::c_long, errno: Errno) {
     filter.install_this_thread().expect("a seccomp filter needs no rights");
 }
 
+/// An unmap of this range that a filter refuses.
+fn unmap_in_vain(at: usize, len: usize) {
+    refuse(libc::SYS_munmap, Errno::NOMEM);
+    assert_eq!(unmap(at, len), Err(libc::ENOMEM));
+}
+
 /// The kernel takes this part of the memory, which was not unmapped: it is reported, also if the program
 /// marks the part again before, and the memory can be used.
 fn assert_lost(at: usize, len: usize) {
@@ -58,8 +64,7 @@ fn a_range_that_goes_in_slices() {
     in_child(this_test!(), &[], || {
         retire::configure(Settings::default().with_min_bytes(MIB));
         let at = offered();
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        unmap_in_vain(at, LEN);
         assert_lost(at, LEN);
     });
 }
@@ -69,8 +74,7 @@ fn a_part_of_a_marked_range() {
     in_child(this_test!(), &[], || {
         retire::configure(Settings::default().with_min_bytes(MIB));
         let at = offered();
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at + 8 * MIB, 8 * MIB), Err(libc::ENOMEM));
+        unmap_in_vain(at + 8 * MIB, 8 * MIB);
         assert_lost(at, LEN);
     });
 }
@@ -83,8 +87,7 @@ fn a_range_that_is_marked_in_part() {
         let place = written(3 * LEN);
         let at = place + LEN;
         offer(at);
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(place, 3 * LEN), Err(libc::ENOMEM));
+        unmap_in_vain(place, 3 * LEN);
         for beside in [place, at + LEN] {
             assert!(!volatile::is_volatile(beside as *const u8, LEN));
         }
@@ -100,8 +103,7 @@ fn a_small_range() {
     in_child(this_test!(), &[], || {
         retire::configure(Settings::default().with_min_bytes(LEN + 1));
         let at = offered();
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        unmap_in_vain(at, LEN);
         assert_lost(at, LEN);
     });
 }
@@ -150,8 +152,7 @@ fn a_range_that_is_marked_again_before_its_loss_is_reported() {
     in_child(this_test!(), &[], || {
         retire::configure(Settings::default().with_min_bytes(MIB));
         let at = offered();
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        unmap_in_vain(at, LEN);
         // SAFETY: as in `offer`.
         unsafe { volatile::mark(at as *mut u8, LEN).unwrap() };
         assert_lost(at, LEN);
@@ -243,8 +244,7 @@ fn a_range_with_a_file_in_it() {
         if beside as usize != at + LEN {
             skip!("the next address is in use");
         }
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at, LEN + PAGE), Err(libc::ENOMEM));
+        unmap_in_vain(at, LEN + PAGE);
         assert_lost(at, LEN);
     });
 }
@@ -306,8 +306,7 @@ fn without_userfaultfd() {
         retire::configure(Settings::default().with_min_bytes(MIB));
         let at = written(LEN);
         offer(at);
-        refuse(libc::SYS_munmap, Errno::NOMEM);
-        assert_eq!(unmap(at, LEN), Err(libc::ENOMEM));
+        unmap_in_vain(at, LEN);
         assert_lost(at, LEN);
     });
 }
