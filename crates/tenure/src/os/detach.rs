@@ -7,7 +7,8 @@ use super::{generation, kernel, mapping_list, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{
-    madvise, mmap_anonymous, mremap_fixed, munmap, Advice, MapFlags, MremapFlags, ProtFlags,
+    madvise, mmap_anonymous, mprotect, mremap_fixed, munmap, Advice, MapFlags, MprotectFlags,
+    MremapFlags, ProtFlags,
 };
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -183,6 +184,9 @@ impl SplitOff {
     /// Returns `None` if the range is not the middle of a mapping, or the kernel cannot be asked. The
     /// range is kept out of core dumps, or out of children, until it is unmapped: a new mapping joins
     /// none with such a flag. No flag is taken away that the program has set.
+    ///
+    /// # Errors
+    /// The kernel has too few mappings left.
     pub fn from_middle(range: PageRange) -> Result<Option<SplitOff>, TooManyMappings> {
         let is_middle = |of: PageRange| of.start < range.start && range.end < of.end;
         // Where the program has set one flag already, that advice splits nothing.
@@ -213,6 +217,18 @@ impl SplitOff {
     pub fn undo(&self, part: PageRange) {
         let _ = advise(part, self.undo);
     }
+}
+
+/// Returns whether the process may have two mappings more (`vm.max_map_count`): it makes them, or
+/// three if the first does not join another one of tenure's.
+pub(crate) fn has_room_for_mappings() -> bool {
+    let page = super::page_size();
+    let Ok(three) = super::reserve::map_own(3 * page, page) else { return false };
+    let middle = (three.start + page) as *mut c_void;
+    // SAFETY: a page of the mapping above, which nothing uses.
+    let has_room = unsafe { mprotect(middle, page, MprotectFlags::empty()) }.is_ok();
+    unmap_ours(three.start, three.end);
+    has_room
 }
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {

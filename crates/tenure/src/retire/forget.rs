@@ -1,7 +1,7 @@
 //! Forgets tenure's own records of a range that is about to go.
 
 use crate::lock;
-use crate::os::detach::{SplitOff, TooManyMappings};
+use crate::os::detach::SplitOff;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
 use crate::tracking::raw;
@@ -38,32 +38,17 @@ pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
 /// Signals are blocked meanwhile: a handler may unmap too, and would wait for the code that it
 /// interrupted.
 pub(super) fn forget(range: PageRange) -> Option<Forgotten> {
-    forget_if(range, may_be_locked(range), |error| error.may_be_unmapped)
-}
-
-/// [`forget`] for a range that is replaced in slices. The kernel is asked also where nothing is marked
-/// or locked: if it refuses a later slice for which it has no mapping, the first ones are gone.
-pub(super) fn forget_replaced(range: PageRange) -> Option<Forgotten> {
-    forget_if(range, true, |_| false)
-}
-
-/// `asks`: the kernel is asked in any case.
-fn forget_if(
-    range: PageRange,
-    asks: bool,
-    is_enough: impl Fn(TooManyMappings) -> bool,
-) -> Option<Forgotten> {
     let _blocked = Blocked::all();
     let split = Cell::new(None);
+    // Asked anew at each try, because the worker may have joined mappings since.
     let may_go = || match SplitOff::from_middle(range) {
         Ok(found) => {
-            // Once it is split off, it is no middle any more.
             split.set(found.or(split.take()));
             true
         }
-        Err(error) => is_enough(error),
+        Err(error) => error.may_be_unmapped,
     };
-    if asks && !may_go() {
+    if may_be_locked(range) && !may_go() {
         return None;
     }
     let marks = raw::forget_unmapped(range, may_go)?;
@@ -84,16 +69,6 @@ pub(super) fn forget_under_new_mapping(range: PageRange) {
     let _blocked = Blocked::all();
     if raw::forget_unmapped(range, || true).is_some_and(|marks| marks.watched) {
         raw::end_watch(range);
-    }
-    lock::forget_unmapped(range);
-}
-
-/// Forgets marks and locks of a range that other code unmaps next, or does not: as in
-/// [`Forgotten::stays`].
-pub(super) fn give_up(range: PageRange) {
-    let _blocked = Blocked::all();
-    if let Some(marks) = raw::forget_unmapped(range, || true) {
-        raw::stays(marks, range);
     }
     lock::forget_unmapped(range);
 }

@@ -5,7 +5,7 @@
 
 use super::kind::Known;
 use super::{forget, settings, slice, unmap};
-use crate::os::{detach, errno, mapping_list, page_size};
+use crate::os::{detach, errno, mapping_list, maps, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
@@ -46,20 +46,16 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     if is_small && !forget::any_marks() && !forget::may_be_locked(tail) {
         return false;
     }
-    // Not if the old range is more than one mapping: the caller's second call would not find what
-    // one call for all finds.
-    let one = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
+    // mremap also shrinks several mappings, and its errno is for the page at the start. A tail that the
+    // worker watches is a mapping of its own.
+    let may_shrink = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
         let pages_fit = found.page_size.is_none_or(|size| size <= page);
-        found.mapping.start <= start && found.mapping.end >= end && pages_fit
+        found.mapping.start <= start && pages_fit
     });
-    let done = one
+    may_shrink
+        && maps::is_mapped(PageRange::new(start, end))
         && detach::may_be_unmapped_from(start).is_ok()
-        && unmap::unmap(tail, Known::Nothing, 0).is_ok();
-    if !done && forget::may_forget(tail).is_ok() {
-        // The plain call may unmap it.
-        forget::give_up(tail);
-    }
-    done
+        && unmap::unmap(tail, Known::Nothing, 0).is_ok()
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
@@ -85,7 +81,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// ```
 ///
 /// # Cost
-/// As mmap(2), and a system call for each slice.
+/// As mmap(2), three system calls, and one for each slice.
 ///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to the old mappings there.
@@ -122,11 +118,15 @@ pub unsafe fn map_over(
     let map = |slice: PageRange| unsafe {
         detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
-    let Some(forgotten) = forget::forget_replaced(range) else {
+    let Some(forgotten) = forget::forget(range) else {
         let done = map(range).inspect(|()| forget::forget_under_new_mapping(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };
-    let done = slice::each(range, map);
+    // A slice beside the rest of the old mappings is a mapping more.
+    let done = match detach::has_room_for_mappings() {
+        true => slice::each(range, map),
+        false => map(range).map_err(|errno| (errno, range)),
+    };
     Some(done.map(|()| addr).map_err(|(errno, rest)| {
         forgotten.stays(rest);
         errno.raw_os_error()

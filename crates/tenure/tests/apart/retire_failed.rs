@@ -201,6 +201,26 @@ fn a_small_tail_is_unmapped_with_its_marks() {
     });
 }
 
+/// The worker's watch has made it a mapping of its own.
+#[test]
+fn an_offered_tail_is_unmapped_with_its_marks() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = written(2 * LEN);
+        offer(at + LEN);
+        // SAFETY: nothing refers to the tail.
+        assert!(unsafe { retire::detach_tail(at as *mut u8, 2 * LEN, LEN) });
+        assert_gone(at + LEN, LEN);
+        assert!(!volatile::is_volatile((at + LEN) as *const u8, LEN));
+        // No other memory counts as lost.
+        let other = written(LEN);
+        // SAFETY: as in `offer`.
+        unsafe { volatile::mark(other as *mut u8, LEN).unwrap() };
+        // SAFETY: marked above, and still mapped.
+        assert_eq!(unsafe { volatile::unmark(other as *mut u8, LEN) }, Ok(Outcome::Intact));
+    });
+}
+
 /// The caller makes the plain call, and maps new memory there.
 #[test]
 fn a_tail_that_a_plain_call_takes() {

@@ -148,36 +148,59 @@ fn readers_see_the_old_data_or_the_new_zeros() {
     });
 }
 
-/// With no mapping left the kernel refuses, and nothing is gone; with one left it takes the whole.
+/// The kernel takes the whole range or nothing, as it does with the plain call.
 #[test]
-fn at_the_limit_of_mappings_it_is_like_the_plain_call() {
+fn near_the_limit_of_mappings_it_is_like_the_plain_call() {
+    const LEN: usize = 16 * MIB;
+    // The part of a mapping that is replaced, and how many mappings the plain call needs.
+    let parts = [(0, 3 * LEN, 0), (0, LEN, 0), (2 * LEN, LEN, 1), (LEN, LEN, 1)];
     in_child(this_test!(), &[], || {
         ready();
         never_offer();
-        for marked in [false, true] {
-            let at = written(3 * LEN) + LEN;
-            let spare = try_map(PAGE, libc::PROT_EXEC, PRIVATE, -1).unwrap();
+        let all = parts.iter().flat_map(|part| (0..4).map(move |left| (*part, left)));
+        for (((from, len, needed), left), marked) in all.flat_map(|a| [(a, false), (a, true)]) {
+            let whole = untouched(3 * LEN + 2 * PAGE);
+            // SAFETY: the ends of this test's own mapping: it joins no other one.
+            unsafe {
+                libc::mprotect(whole as *mut _, PAGE, libc::PROT_NONE);
+                libc::mprotect((whole + PAGE + 3 * LEN) as *mut _, PAGE, libc::PROT_NONE);
+            }
+            touch(whole + PAGE, 3 * LEN);
+            let at = whole + PAGE + from;
             if marked {
                 // SAFETY: this test's own mapping, which stays as it is while it is marked.
-                unsafe { volatile::mark(at as *mut u8, LEN).unwrap() };
+                unsafe { volatile::mark(at as *mut u8, len).unwrap() };
             }
+            // These do not join one another.
+            let spares = [4, 5, 7].map(|kind| try_map(PAGE, kind, PRIVATE, -1).unwrap());
             let filler = or_skip!(Filler::to_limit());
-            let refused = map_over(at, LEN, libc::PROT_READ, FIXED);
-            if refused != Some(Err(libc::ENOMEM)) {
-                // A thread of tenure's has given a mapping back.
-                assert_eq!(refused, Some(Ok(at)));
-                continue;
+            for spare in &spares[..left] {
+                // SAFETY: a mapping of this test's own, which nothing uses.
+                assert_eq!(unsafe { libc::munmap(*spare as *mut _, PAGE) }, 0);
             }
-            assert_eq!(volatile::is_volatile(at as *const u8, LEN), marked);
+            let done = map_over(at, len, libc::PROT_READ, FIXED);
+            drop(filler);
+            let case = format!("{from} {len}, {left} left, marked: {marked}");
+            assert!(
+                done == Some(Ok(at)) || left < needed && done == Some(Err(libc::ENOMEM)),
+                "{case}: {done:?}"
+            );
             // SAFETY: the word is aligned, and its page is mapped.
             let word = |page: usize| unsafe { (page as *const u64).read_volatile() };
-            assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == page as u64));
-            // SAFETY: a mapping of this test's own, which nothing uses.
-            assert_eq!(unsafe { libc::munmap(spare as *mut _, PAGE) }, 0);
-            assert_eq!(map_over(at, LEN, libc::PROT_READ, FIXED), Some(Ok(at)));
-            assert!(!volatile::is_volatile(at as *const u8, LEN));
-            assert!((at..at + LEN).step_by(PAGE).all(|page| word(page) == 0));
-            drop(filler);
+            let expected = |page: usize| if done == Some(Ok(at)) { 0 } else { page as u64 };
+            assert!(
+                (at..at + len).step_by(PAGE).all(|page| word(page) == expected(page)),
+                "{case}"
+            );
+            assert_eq!(
+                volatile::is_volatile(at as *const u8, len),
+                marked && done != Some(Ok(at)),
+                "{case}"
+            );
+            unmap(whole, 3 * LEN + 2 * PAGE).unwrap();
+            for spare in &spares[left..] {
+                unmap(*spare, PAGE).unwrap();
+            }
         }
     });
 }
