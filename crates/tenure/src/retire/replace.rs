@@ -4,15 +4,17 @@
 #![allow(unsafe_code, reason = "unmaps what the program gives up")]
 
 use super::kind::Known;
-use super::{forget, settings, slice, unmap};
-use crate::os::{detach, errno, mapping_list, maps, page_size};
+use super::unmap::{self, Class};
+use super::{forget, settings, slice};
+use crate::os::{detach, errno, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
 /// Unmaps the tail that mremap(2) from `old_len` to a smaller `new_len` bytes would cut off, as
 /// [`munmap`](super::munmap) does. `true`: the tail is unmapped, and an mremap from `new_len` to
 /// `new_len` bytes with the caller's flags finishes the call. `false`: nothing was done, or only a
-/// part; make the plain call.
+/// part; make the plain call. If huge pages of hugetlbfs begin at `addr`, nothing is done, and what
+/// is marked behind them stays marked.
 ///
 /// Not for `MREMAP_FIXED` and `MREMAP_DONTUNMAP`. Nothing allocates, and `errno` is kept.
 ///
@@ -46,30 +48,32 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
     if is_small && !forget::any_marks() && !forget::may_be_locked(tail) {
         return false;
     }
-    // mremap also shrinks several mappings, and its errno is for the page at the start. A tail that the
-    // worker watches is a mapping of its own.
-    let may_shrink = mapping_list::at_or_after(start).ok().flatten().is_some_and(|found| {
-        let pages_fit = found.page_size.is_none_or(|size| size <= page);
-        found.mapping.start <= start && pages_fit
+    // mremap also shrinks several mappings and holes. Its errno is for the page at the start. It rounds
+    // the sizes to the huge pages of hugetlbfs, if these begin there.
+    let pages_fit = mapping_list::at_or_after(start).is_ok_and(|found| {
+        found.is_none_or(|found| {
+            found.mapping.start > start || found.page_size.is_none_or(|size| size <= page)
+        })
     });
-    may_shrink
-        && maps::is_mapped(PageRange::new(start, end))
+    pages_fit
         && detach::may_be_unmapped_from(start).is_ok()
         && unmap::unmap(tail, Known::Nothing, 0).is_ok()
 }
 
 /// Does `mmap(addr, len, protection, flags, -1, 0)` of private anonymous memory with `MAP_FIXED` in
 /// slices. The plain call holds the address space's lock exclusively for as long as unmapping the
-/// old pages takes. `None`: it is not such a call, or it is too small to matter; make the plain
-/// call.
+/// old pages takes. `None`: it is not such a call, or it is small, and nothing is marked or locked
+/// through tenure; make the plain call. Before a call of another kind, unmark what is marked there.
 ///
 /// Each slice is such an mmap, so a racing thread sees the old page or the new mapping's page, and
-/// nothing else. The call allocates nothing.
+/// nothing else. The call allocates nothing. It is one mmap if the process may not have `len` bytes
+/// and two mappings more (a limit on its addresses, data or mappings, the commit limit,
+/// `mlockall(MCL_FUTURE)`): a slice could fail where the plain call does not.
 ///
 /// # Errors
-/// `Some(Err(errno))`: mmap's errno. As with the plain call, part of the old mappings may be gone.
-/// If the first slice fails, the memory is as it was, but what was marked volatile in it may count as
-/// lost.
+/// `Some(Err(errno))`: mmap's errno. If another thread has used up what the process may have
+/// meanwhile, part of the old mappings may be gone. If the first slice fails, the memory is as it
+/// was, but what was marked volatile in it may count as lost.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -81,7 +85,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// ```
 ///
 /// # Cost
-/// As mmap(2), three system calls, and one for each slice.
+/// As mmap(2), four system calls, and one for each slice.
 ///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to the old mappings there.
@@ -96,6 +100,8 @@ pub unsafe fn map_over(
     const NEEDED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     const ALLOWED: i32 = NEEDED | libc::MAP_NORESERVE | libc::MAP_STACK;
     const PROTECTIONS: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let _errno = errno::Kept::now();
+    let _no_wait = NoWait::here();
     let (start, page) = (addr as usize, page_size());
     let size = len.checked_next_multiple_of(page)?;
     let end = start.checked_add(size).filter(|end| *end <= isize::MAX as usize)?;
@@ -104,16 +110,25 @@ pub unsafe fn map_over(
         && protection & !PROTECTIONS == 0
         && start % page == 0
         && start != 0
-        && size >= settings::min_bytes();
-    if !fits || !unmap::all_may_be_unmapped(PageRange::new(start, end)) {
+        && size > 0;
+    if !fits {
         return None;
     }
-    let _errno = errno::Kept::now();
-    let _no_wait = NoWait::here();
-    if let Err(errno) = forget::may_forget(PageRange::new(start, end)) {
+    let range = PageRange::new(start, end);
+    let is_large = size >= settings::min_bytes();
+    // The plain call would leave them on what it maps.
+    let is_known = || forget::any_marks() || forget::may_be_locked(range);
+    if !is_large && !is_known() {
+        return None;
+    }
+    let in_slices = match unmap::class(range) {
+        Class::Parts { .. } if is_large => true,
+        Class::Parts { .. } | Class::Unclear if is_known() => false,
+        _ => return None,
+    };
+    if let Err(errno) = forget::may_forget(range) {
         return Some(Err(errno.raw_os_error()));
     }
-    let range = PageRange::new(start, end);
     // SAFETY: the caller promises that nothing refers to the old mappings, which the call replaces.
     let map = |slice: PageRange| unsafe {
         detach::map_fixed(slice.start, slice.len(), protection, flags)
@@ -122,8 +137,9 @@ pub unsafe fn map_over(
         let done = map(range).inspect(|()| forget::forget_under_new_mapping(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };
-    // A slice beside the rest of the old mappings is a mapping more.
-    let done = match detach::has_room_for_mappings() {
+    // A slice beside the rest of the old mappings is a mapping more, and the kernel counts its bytes
+    // before it takes the old ones off.
+    let done = match in_slices && detach::may_map_more(size, protection, flags) {
         true => slice::each(range, map),
         false => map(range).map_err(|errno| (errno, range)),
     };

@@ -39,7 +39,7 @@ pub enum Way {
 
 /// The class of a range, by its mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+pub(super) enum Class {
     /// Each mapping may be unmapped by itself. `movable`: one of them may be moved away, if a
     /// worker runs and there is no limit.
     Parts { movable: bool },
@@ -196,10 +196,9 @@ impl Look {
     }
 }
 
-/// Whether nothing in the range is sealed, and its ends cut no huge page.
 #[inline(never)]
-pub(super) fn all_may_be_unmapped(range: PageRange) -> bool {
-    matches!(classify(range, &mut Lister::new(), Known::Nothing), Class::Parts { .. })
+pub(super) fn class(range: PageRange) -> Class {
+    classify(range, &mut Lister::new(), Known::Nothing)
 }
 
 fn overlap(found: &Listed, range: PageRange, at: usize) -> Option<PageRange> {

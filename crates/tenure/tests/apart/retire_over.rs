@@ -3,10 +3,11 @@
 
 use crate::promise_kit::never_offer;
 use crate::retire_kit::*;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tenure::{retire, volatile};
 use tenure_testkit::map_count::Filler;
-use tenure_testkit::{in_child, or_skip, pages, this_test};
+use tenure_testkit::{in_child, or_skip, pages, skip, this_test};
 
 const LEN: usize = 64 * MIB;
 const FIXED: i32 = PRIVATE | libc::MAP_FIXED;
@@ -36,14 +37,20 @@ fn a_tail_goes_and_the_rest_stays() {
             // SAFETY: the word is aligned, and its page lies before the tail that was cut off.
             assert_eq!(unsafe { (page as *const u64).read() }, page as u64);
         }
-        // Refused: growing, an empty tail, more than the mapping has, a hole, unaligned, small.
+        // Refused: growing, an empty tail, unaligned, small.
         assert!(!tail(at, 16 * MIB, LEN));
         assert!(!tail(at, 16 * MIB, 0));
-        assert!(!tail(at, LEN, MIB));
-        assert!(!tail(at + 32 * MIB, 16 * MIB, MIB));
         assert!(!tail(at + 1, 16 * MIB, MIB));
         assert!(!tail(at, 16 * MIB, 16 * MIB - PAGE));
         assert_eq!(mapped(at, LEN), [(at, at + 16 * MIB)]);
+        // A hole at the start: kernels before 5.16 allow it.
+        let hole = at + 32 * MIB;
+        // SAFETY: nothing is mapped there.
+        let plain = unsafe { libc::mremap(hole as *mut _, 16 * MIB, MIB, 0) };
+        assert_eq!(tail(hole, 16 * MIB, MIB), plain != libc::MAP_FAILED);
+        // More than the mapping has.
+        assert!(tail(at, LEN, MIB));
+        assert_eq!(mapped(at, LEN), [(at, at + MIB)]);
         drain();
     });
 }
@@ -56,7 +63,10 @@ fn what_is_mapped_over_populated_memory_is_one_new_mapping() {
             let at = written(LEN);
             let (from, len) = (at + 3 * PAGE, LEN - 8 * PAGE);
             let before = pages::rss();
+            let in_slices = tenure::stats().total.retired_in_slices_bytes;
             assert_eq!(map_over(from, len - 7, protection, FIXED), Some(Ok(from)));
+            let in_slices = tenure::stats().total.retired_in_slices_bytes - in_slices;
+            assert_eq!(in_slices, len as u64);
             assert!(pages::rss() + len as u64 <= before + MIB as u64, "the old pages are back");
             let inside = pages::smaps_over(from, len);
             assert_eq!(inside.len(), 1, "one mapping: {inside:?}");
@@ -203,4 +213,121 @@ fn near_the_limit_of_mappings_it_is_like_the_plain_call() {
             }
         }
     });
+}
+
+/// Sets a limit of this process for the length of a call.
+fn limited<R>(resource: Resource, bytes: u64, call: impl FnOnce() -> R) -> R {
+    let before = getrlimit(resource);
+    setrlimit(resource, Rlimit { current: Some(bytes), ..before }).unwrap();
+    let done = call();
+    setrlimit(resource, before).unwrap();
+    done
+}
+
+/// The kernel counts a slice's new bytes before it takes the old ones off.
+#[test]
+fn under_a_limit_it_is_like_the_plain_call() {
+    in_child(this_test!(), &[], || {
+        ready();
+        // Data that becomes writable, where two thirds of it fit: what the kernel makes of the plain
+        // call is to be the result.
+        // SAFETY: this test's own mapping.
+        let plain = |at: usize| unsafe { libc::mmap(at as *mut _, LEN, RW, FIXED, -1, 0) } as usize;
+        let limited_data = |call: &dyn Fn(usize) -> bool| {
+            let at = written(LEN);
+            // SAFETY: this test's own mapping.
+            assert_eq!(unsafe { libc::mprotect(at as *mut _, LEN, libc::PROT_READ) }, 0);
+            let data = status("VmData:") + 2 * LEN as u64 / 3;
+            limited(Resource::Data, data, || call(at))
+        };
+        let as_plain = limited_data(&|at| plain(at) == at);
+        assert_eq!(limited_data(&|at| map_over(at, LEN, RW, FIXED) == Some(Ok(at))), as_plain);
+        // Addresses, over a hole: the kernel refuses all of it.
+        let at = written(LEN);
+        // SAFETY: this test's own mapping.
+        assert_eq!(unsafe { libc::munmap((at + LEN / 4) as *mut _, LEN / 2) }, 0);
+        let addresses = status("VmSize:") + LEN as u64 / 4;
+        let done = limited(Resource::As, addresses, || map_over(at, LEN, RW, FIXED));
+        assert_eq!(done, Some(Err(libc::ENOMEM)));
+        for page in (at..at + LEN / 4).chain(at + 3 * LEN / 4..at + LEN).step_by(PAGE) {
+            // SAFETY: the word is aligned, and the failed call has left its page.
+            assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
+        }
+    });
+}
+
+/// With a limit on locked memory the kernel refuses the whole length, and would accept first slices.
+#[test]
+fn under_mlockall_it_is_one_call() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = written(LEN);
+        let future = libc::MCL_FUTURE | 4; // and MCL_ONFAULT: nothing is made resident
+                                           // SAFETY: changes what later mappings are.
+        if unsafe { libc::mlockall(future) } != 0 {
+            skip!("mlockall is refused here");
+        }
+        let before = tenure::stats().total.retired_in_slices_bytes;
+        // The kernel counts the length against the limit, if the limit holds for this user.
+        assert!(matches!(map_over(at, LEN, RW, FIXED), Some(Ok(_) | Err(libc::EAGAIN))));
+        assert_eq!(tenure::stats().total.retired_in_slices_bytes, before);
+        // SAFETY: ends it.
+        assert_eq!(unsafe { libc::munlockall() }, 0);
+    });
+}
+
+/// The plain call that the caller would make leaves the marks on what it maps.
+#[test]
+fn a_small_marked_range_is_replaced_with_its_marks() {
+    in_child(this_test!(), &[], || {
+        retire::prepare().unwrap();
+        let at = written(MIB);
+        // SAFETY: this test's own mapping.
+        unsafe { volatile::mark(at as *mut u8, MIB).unwrap() };
+        assert_eq!(map_over(at, MIB, RW, FIXED), Some(Ok(at)));
+        assert!(!volatile::is_volatile(at as *const u8, MIB));
+        assert_eq!(mapped(at, MIB).len(), 1);
+    });
+}
+
+/// mremap(2) takes a tail with holes, with its marks and locks.
+#[test]
+fn a_tail_with_holes_is_unmapped_with_its_marks_and_locks() {
+    in_child(this_test!(), &[], || {
+        ready();
+        never_offer();
+        let new = LEN / 4;
+        for hole in [PAGE, new, LEN / 2, LEN - PAGE] {
+            let at = written(LEN);
+            let (from, len) = (at + new + 2 * MIB, 4 * MIB);
+            // SAFETY: this test's own mapping.
+            unsafe { volatile::mark(from as *mut u8, len).unwrap() };
+            let lock = tenure::lock::lock((from + len) as *const u8, PAGE, tenure::lock::When::Now);
+            // SAFETY: nothing refers to the page.
+            assert_eq!(unsafe { libc::munmap((at + hole) as *mut _, PAGE) }, 0);
+            // SAFETY: nothing refers to the tail.
+            let done = unsafe { retire::detach_tail(at as *mut u8, LEN, new) };
+            assert!(done, "a hole at {hole}");
+            assert_gone(at + new, LEN - new);
+            assert!(!volatile::is_volatile(from as *const u8, len));
+            // The next owner's lock stays.
+            let next = try_map_at(at + new, LEN - new);
+            // SAFETY: this test's own mapping.
+            if lock.is_ok() && unsafe { libc::mlock((from + len) as *const _, PAGE) } == 0 {
+                let locked = status("VmLck:");
+                drop(lock);
+                assert_eq!(status("VmLck:"), locked, "a hole at {hole}");
+            }
+            unmap(next, LEN - new).unwrap();
+            unmap(at, new).unwrap();
+        }
+    });
+}
+
+fn try_map_at(at: usize, len: usize) -> usize {
+    let flags = PRIVATE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: maps only where nothing is mapped.
+    let made = unsafe { libc::mmap(at as *mut _, len, RW, flags, -1, 0) };
+    assert_eq!(made as usize, at);
+    at
 }
