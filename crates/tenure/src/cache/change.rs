@@ -49,7 +49,9 @@ impl<K, S> Change for Putting<'_, K, S> {
             self.replaced.set(Some(cause));
             self.inner.space.left(before);
             self.inner.space.vacate(lane(), before, self.need);
-            self.inner.removals.fetch_add(1, Ordering::Relaxed);
+            // A purged value has left before, and was counted then.
+            let counts = u64::from(cause == RemovalCause::Replaced);
+            self.inner.removals.fetch_add(counts, Ordering::Relaxed);
         }
     }
 }
@@ -84,7 +86,7 @@ impl<K, S> Change for Removing<'_, K, S> {
         let space: &Space = &self.inner.space;
         self.was_there.set(before.is_some_and(|place| !self.inner.stale(place)));
         before.into_iter().for_each(|place| space.left(place));
-        self.inner.removals.fetch_add(1, Ordering::Relaxed);
+        self.inner.removals.fetch_add(self.was_there.get().into(), Ordering::Relaxed);
     }
 
     fn cause(&self, before: Place) -> RemovalCause {

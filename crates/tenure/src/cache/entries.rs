@@ -34,6 +34,9 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     ///
+    /// A value that is being made meanwhile comes into the cache, although `remove` and
+    /// [`clear`](Cache::clear) keep it out: `keep` cannot judge it.
+    ///
     /// # Cost
     /// About 0.2 µs for each value, beside `keep`. It takes all offered memory back from the
     /// kernel, as gets do, so call it rarely. To remove by keys alone, use [`keys`](Cache::keys)

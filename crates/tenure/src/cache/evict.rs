@@ -317,6 +317,13 @@ impl Space {
         into.segment.write(into.at + before, bytes);
         let place = self.fill(into, head).with_uses(uses);
         if index.relocate(head.hash, from, place) {
+            // A get may have noted a use since the header was read. From here on gets note it at the
+            // new place.
+            let times = self.lifetimes.bytes();
+            let of = victim.times(from.offset(), times).filter(|_| self.lifetimes.has_idle());
+            if let Some(of) = of {
+                into.segment.note_use(into.at, of.used);
+            }
             into.at += self.need(head);
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             return true;

@@ -35,8 +35,8 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// # Errors
     /// `EDEADLK`: `make` itself asks for its key, also while it is dropped, or a task asks that is
     /// polled inside `make`. (A runtime that a thread's `make` runs may poll such a task.)
-    /// `EINVAL`: the value made is longer than 4 GiB. The cache cannot detect two tasks that each
-    /// make the value that the other one asks for: they wait for ever.
+    /// `EINVAL`: the value made is longer than 4 GiB. The cache cannot detect two tasks, or
+    /// a task and a thread, that each make the value that the other one asks for: they wait for ever.
     #[doc(alias = "get_with")]
     pub async fn get_or_insert_async<Q>(
         &self,

@@ -270,10 +270,10 @@ impl Segment {
         Some(Times { deadline: time(0), used: if times > TIME { time(1) } else { 0 } })
     }
 
-    /// Notes when the value at an offset, which has both times, was used. The caller has the
-    /// segment pinned and settled.
-    pub fn note_use(&self, offset: usize, now: u64) {
-        self.memory().time(offset + HEADER + TIME).store(now, Ordering::Relaxed);
+    /// Notes when the value at an offset, which has both times, was used, unless a later moment is
+    /// noted. The caller has the segment pinned and settled.
+    pub fn note_use(&self, offset: usize, at: u64) {
+        self.memory().time(offset + HEADER + TIME).fetch_max(at, Ordering::Relaxed);
     }
 
     /// Writes a header at an offset that no place leads to yet, like [`Segment::write`].

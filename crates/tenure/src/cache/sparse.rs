@@ -202,7 +202,9 @@ mod tests {
     use super::*;
     use crate::runtime::counters::COUNTERS;
     use crate::Cache;
+    use std::cell::Cell;
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
     use tenure_testkit::{this_test, undisturbed};
 
     fn shortages() -> u64 {
@@ -249,6 +251,54 @@ mod tests {
             // Another thread may look at it just now.
             assert!((0..100).any(|_| is_sparse(sparse)));
             assert!(!is_sparse(full) || cache.stats().purged_bytes > 0);
+        });
+    }
+
+    /// An index whose keys are asked for just before the first value moves.
+    struct Asked<'a> {
+        cache: &'a Cache<u64>,
+        /// Where that value moved, and when the keys were asked for, in milliseconds.
+        first: Cell<Option<(Place, u64)>>,
+    }
+
+    impl Index for Asked<'_> {
+        fn holds(&self, hash: u32, place: Place) -> Option<Place> {
+            self.cache.inner.shards.holds(hash, place)
+        }
+        fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
+            if self.first.get().is_none() {
+                let asked = crate::os::clock::monotonic().as_millis() as u64;
+                (0..100).for_each(|key| drop(self.cache.get(&key)));
+                self.first.set(Some((to, asked)));
+            }
+            self.cache.inner.shards.relocate(hash, from, to)
+        }
+        fn forget(&self, hash: u32, place: Place, cause: RemovalCause) -> bool {
+            self.cache.inner.shards.forget(hash, place, cause)
+        }
+        fn forget_segment(&self, segment: u32) {
+            self.cache.inner.shards.forget_segment(segment);
+        }
+    }
+
+    /// Else a value that is in use would end, because it was idle before the cache moved it.
+    #[test]
+    fn a_use_is_noted_while_the_value_moves() {
+        undisturbed(this_test!(), shortages, || {
+            let cache = Cache::<u64>::builder().ceiling(64 << 20);
+            let cache = cache.time_to_idle(Duration::from_secs(1000)).build().unwrap();
+            (0..100).for_each(|key| cache.insert(key, &[7; 100_000]).unwrap());
+            (0..100).filter(|key| key % 10 > 0).for_each(|key| assert!(cache.remove(&key)));
+            // The cache notes uses in steps of a second.
+            std::thread::sleep(Duration::from_millis(1100));
+            let (space, index) =
+                (&cache.inner.space, Asked { cache: &cache, first: Cell::new(None) });
+            let into = space.open(&index).unwrap();
+            let (to, asked) = index.first.get().expect("sparse segments are moved");
+            let segment = space.segments.get(to.segment()).unwrap();
+            let times = segment.times(to.offset(), space.lifetimes.bytes()).unwrap();
+            assert!(times.used >= asked, "{} before it was asked for", asked - times.used);
+            space.put_open(&space.lanes[0], &into);
         });
     }
 }

@@ -256,7 +256,7 @@ impl<K, S> Inner<K, S> {
             return None;
         }
         *miss = Miss::Gone;
-        let bytes = segment.value(offset, hash, || self.times(segment, offset, uses, miss))?;
+        let bytes = segment.value(offset, hash, || self.times(hash, place, segment, uses, miss))?;
         // Before there is a `Value`: if the call panicked, it would be dropped, so it would be in
         // memory.
         self.play_use(hash, place, uses, bytes.len());
@@ -301,24 +301,33 @@ impl<K, S> Inner<K, S> {
         Some(head.is_some_and(|head| !self.space.has_ended(head)))
     }
 
-    /// Returns the bytes of the times of a value that ends. Returns `None` if it has ended or was
-    /// purged, and `miss` then says which. `uses`: if it has not ended, it counts as used now.
+    /// Returns the bytes of the times of a value that ends. Returns `None` if it has ended, was
+    /// purged or moved, and `miss` then says which. `uses`: if it has not ended, it counts as used now.
     #[inline(never)]
     fn times(
         &self,
+        hash: u32,
+        place: Place,
         segment: &Segment,
-        offset: usize,
         uses: bool,
         miss: &mut Miss,
     ) -> Option<usize> {
         let lifetimes = &self.space.lifetimes;
         let bytes = lifetimes.bytes();
-        match lifetimes.age(segment.times(offset, bytes)?) {
+        match lifetimes.age(segment.times(place.offset(), bytes)?) {
             Age::Over => {
                 *miss = Miss::Ended;
                 return None;
             }
-            Age::AliveUnused(now) if uses => segment.note_use(offset, now),
+            Age::AliveUnused(now) if uses => {
+                segment.note_use(place.offset(), now);
+                // A thread that moves the value now sees the note, or the next look finds the new
+                // place: both take the lock of the shard.
+                if self.shards.holds(hash, place).is_none() {
+                    *miss = Miss::Stale;
+                    return None;
+                }
+            }
             Age::Alive | Age::AliveUnused(_) => {}
         }
         Some(bytes)

@@ -143,3 +143,21 @@ fn a_value_in_the_place_of_a_gone_one_is_right_or_absent() {
         println!("{misses} misses, the worker was stopped {stops} times");
     });
 }
+
+/// The key of a purged value stays until a call finds it.
+#[test]
+fn each_value_that_leaves_is_counted_once() {
+    promised_with(this_test!(), &[("TENURE_PURGE", "always")], || {
+        let cache = Cache::<u64>::new().unwrap();
+        let keys = 0..5_000;
+        keys.clone().for_each(|key| cache.insert(key, &[7; 4_000]).unwrap());
+        keys.clone()
+            .filter(|key| key % 2 == 0)
+            .for_each(|key| cache.insert(key, &[7; 4_000]).unwrap());
+        let removed = keys.filter(|key| cache.remove(key)).count() as u64;
+        let stats = cache.stats();
+        let left = stats.removals + stats.evictions + stats.purged_values + stats.expired_values;
+        assert_eq!(stats.insertions, left + stats.values, "{stats:?}");
+        assert!(stats.evictions > 0 && removed <= stats.removals, "{stats:?}");
+    });
+}
