@@ -23,6 +23,9 @@ pub(crate) mod lock {
             Lock(loom::sync::Mutex::new(value))
         }
 
+        pub fn lock_unless_mine(&self) -> Option<Guard<'_, T>> {
+            Some(self.lock())
+        }
         pub fn lock(&self) -> Guard<'_, T> {
             Guard(self.0.lock().unwrap())
         }

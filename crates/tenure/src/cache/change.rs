@@ -49,7 +49,7 @@ impl<K, S> Change for Putting<'_, K, S> {
             self.replaced.set(Some(cause));
             self.inner.space.left(before);
             self.inner.space.vacate(lane(), before, self.need);
-            // A purged value has left before, and was counted then.
+            // A purged value was counted when its segment was emptied.
             let counts = u64::from(cause == RemovalCause::Replaced);
             self.inner.removals.fetch_add(counts, Ordering::Relaxed);
         }

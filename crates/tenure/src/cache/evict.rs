@@ -248,7 +248,7 @@ impl Space {
         let target = self.lists.lock().growth.target();
         self.policy.follow(target, victim.life.values(), filled, false);
         let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
-        let mut stays = false;
+        let (mut stays, mut seen) = (false, 0);
         self.each_value(victim, |at, head| {
             let from = Place::new(victim.number, generation, at);
             let Some(place) = index.holds(head.hash, from) else { return };
@@ -261,10 +261,12 @@ impl Space {
                     // The value has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));
                 } else if self.protect(victim, from, left, head, index) {
+                    seen += 1;
                     return;
                 }
             }
             if !stays && index.forget(head.hash, from, cause) {
+                seen += 1;
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 self.policy.evicted(head.hash, need, is_protected);
             }
@@ -275,9 +277,17 @@ impl Space {
             victim.unpin();
             return true;
         }
+        self.count_unseen(victim, seen);
         self.expire(index, victim);
         self.put_away(victim, false);
         true
+    }
+
+    /// Counts the values of a segment that is emptied whose headers were purged: all but those that
+    /// [`each_value`](Space::each_value) has found.
+    pub(super) fn count_unseen(&self, segment: &Segment, seen: u32) {
+        let unseen = segment.life.live().saturating_sub(seen);
+        self.counts.evicted.fetch_add(unseen.into(), Ordering::Relaxed);
     }
 
     /// Copies a value into the protected lane's open segment. Returns `false` if there is no room,
@@ -335,15 +345,17 @@ impl Space {
 
     /// Forgets every value of a pinned, settled segment.
     pub(super) fn drop_values(&self, index: &dyn Index, victim: &Segment) {
-        let generation = victim.life.generation();
+        let (generation, mut seen) = (victim.life.generation(), 0);
         self.each_value(victim, |at, head| {
             let place = Place::new(victim.number, generation, at);
             if index.forget(head.hash, place, self.cause(victim, at, head)) {
+                seen += 1;
                 self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 let need = self.need(head);
                 self.policy.evicted(head.hash, need, victim.is_protected());
             }
         });
+        self.count_unseen(victim, seen);
     }
 
     /// Calls `each` for the values of a settled, closed segment, up to the first value whose header

@@ -171,6 +171,8 @@ impl<K, S> Inner<K, S> {
             Some(value.zip(stays).map(|(value, stays)| Found { value, place, _stays: stays }))
         });
         read.unwrap_or_else(|stale| {
+            // A place that was vacated and filled again may have a new value.
+            let stale = stale.filter(|place| self.stale(*place));
             stale
                 .into_iter()
                 .for_each(|place| self.forget(hash, place, RemovalCause::Purged, true));
@@ -323,7 +325,7 @@ impl<K, S> Inner<K, S> {
                 segment.note_use(place.offset(), now);
                 // A thread that moves the value now sees the note, or the next look finds the new
                 // place: both take the lock of the shard.
-                if self.shards.holds(hash, place).is_none() {
+                if !self.shards.of(hash).table.may_hold(hash, place) {
                     *miss = Miss::Stale;
                     return None;
                 }

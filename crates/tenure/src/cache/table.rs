@@ -229,6 +229,13 @@ impl<K> Table<K> {
         at_place(self.current(&writer), hash, place).map(|hit| hit.place)
     }
 
+    /// Returns whether a key leads to the place. `true` also inside a change of this thread's: in a
+    /// fork handler.
+    pub fn may_hold(&self, hash: u32, place: Place) -> bool {
+        let writer = self.writer.lock_unless_mine();
+        writer.is_none_or(|writer| at_place(self.current(&writer), hash, place).is_some())
+    }
+
     /// Makes the key that leads to `from` lead to `to`. Returns `false` if no key leads to `from`.
     pub fn relocate(&self, hash: u32, from: Place, to: Place) -> bool {
         let writer = self.writer.lock();

@@ -219,28 +219,18 @@ impl SplitOff {
     }
 }
 
-/// Returns whether the process may map `len` bytes more, in a mapping between two others: so it finds
-/// `vm.max_map_count`, limits on addresses and data, and the commit limit. (It makes three mappings, or
-/// two if the first joins another one of tenure's.) `false` under `mlockall(MCL_FUTURE)`: what becomes
-/// accessible would be made resident here.
-pub(crate) fn may_map_more(len: usize, protection: i32, flags: i32) -> bool {
+/// Returns whether the process may have two mappings more (`vm.max_map_count`): it makes them, or
+/// three if the first does not join another one of tenure's. `false` under `mlockall(MCL_FUTURE)`, or
+/// if a filter refuses the question.
+pub(crate) fn has_room_for_unlocked_mappings() -> bool {
     let page = super::page_size();
-    let Some(whole) = len.checked_add(2 * page) else { return false };
-    let flags =
-        MapFlags::PRIVATE | MapFlags::from_bits_retain(flags as u32 & MapFlags::NORESERVE.bits());
-    let anywhere = Congruent::aligned(page);
-    let Ok(start) = apart::map(whole, anywhere, ProtFlags::empty(), flags) else { return false };
-    // Not executable: a filter may kill for that.
-    let access = match protection & libc::PROT_WRITE {
-        0 => MprotectFlags::READ,
-        _ => MprotectFlags::READ | MprotectFlags::WRITE,
-    };
-    let all = PageRange::new(start, start + whole);
-    // SAFETY: inside the mapping above, which nothing uses.
-    let protects = || unsafe { mprotect((start + page) as *mut c_void, len, access) }.is_ok();
-    let may = mlock::asked(all) != Ok(mlock::Seen::Locked) && protects();
-    unmap_ours(all.start, all.end);
-    may
+    let Ok(three) = super::reserve::map_own(3 * page, page) else { return false };
+    let middle = (three.start + page) as *mut c_void;
+    // SAFETY: a page of the mapping above, which nothing uses.
+    let protects = || unsafe { mprotect(middle, page, MprotectFlags::empty()) }.is_ok();
+    let has_room = mlock::asked(three) == Ok(mlock::Seen::Unlocked) && protects();
+    unmap_ours(three.start, three.end);
+    has_room
 }
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {

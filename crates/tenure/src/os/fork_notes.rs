@@ -75,8 +75,8 @@ impl Note {
     /// Notes that the thread is opening or closing the descriptor, while no other thread forks: a
     /// fork that is under way has looked for busy threads already.
     pub fn becomes_busy(&self) {
-        let mut too_long = None;
-        for _ in 0..FORKS {
+        let (began, mut too_long) = (Instant::now(), None);
+        while began.elapsed() < FORKS_PATIENCE {
             self.is_busy.store(true, Ordering::SeqCst);
             // A thread that loses its processor may find a later fork under way.
             let fork = others_fork().filter(|fork| Some(*fork) != too_long);
@@ -97,9 +97,9 @@ impl Note {
 /// The longest wait of a fork and another thread for each other. Without this bound they could wait
 /// for ever: a fork handler may want a lock that the other thread has.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
-/// The most forks that a thread lets go first, one after another. On a busy machine with a program that
+/// For how long a thread lets forks go first, one after another. On a busy machine with a program that
 /// forks all the time, nine of ten looks find a fork under way.
-const FORKS: u32 = 1000;
+const FORKS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A number that differs between the threads of a process and is equal in a child: an address of
 /// the thread's, above 16 bits.

@@ -5,8 +5,8 @@
 
 use super::kind::Known;
 use super::unmap::{self, Class};
-use super::{forget, settings, slice};
-use crate::os::{detach, errno, mapping_list, page_size};
+use super::{bound, forget, settings, slice};
+use crate::os::{detach, errno, limits, mapping_list, page_size};
 use crate::range::PageRange;
 use crate::runtime::fork::NoWait;
 
@@ -66,14 +66,14 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// through tenure; make the plain call. Before a call of another kind, unmark what is marked there.
 ///
 /// Each slice is such an mmap, so a racing thread sees the old page or the new mapping's page, and
-/// nothing else. The call allocates nothing. It is one mmap if the process may not have `len` bytes
-/// and two mappings more (a limit on its addresses, data or mappings, the commit limit,
-/// `mlockall(MCL_FUTURE)`): a slice could fail where the plain call does not.
+/// nothing else. The call allocates nothing. It is one mmap where a slice could fail and the plain
+/// call does not: near `vm.max_map_count`, with a limit on addresses or data (`RLIMIT_AS`,
+/// `RLIMIT_DATA`), with a commit limit, and under `mlockall(MCL_FUTURE)`.
 ///
 /// # Errors
-/// `Some(Err(errno))`: mmap's errno. If another thread has used up what the process may have
-/// meanwhile, part of the old mappings may be gone. If the first slice fails, the memory is as it
-/// was, but what was marked volatile in it may count as lost.
+/// `Some(Err(errno))`: mmap's errno. If another thread has used up the last mappings meanwhile, part
+/// of the old mappings may be gone. What is left is as it was, but what was marked volatile in it may
+/// count as lost.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -85,7 +85,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// ```
 ///
 /// # Cost
-/// As mmap(2), four system calls, and one for each slice.
+/// As mmap(2), six system calls, and one for each slice.
 ///
 /// # Safety
 /// As mmap(2) with `MAP_FIXED`: nothing refers to the old mappings there.
@@ -133,16 +133,22 @@ pub unsafe fn map_over(
     let map = |slice: PageRange| unsafe {
         detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
-    let Some(forgotten) = forget::forget(range) else {
+    let Some(forgotten) = forget::forget_marks(range) else {
         let done = map(range).inspect(|()| forget::forget_under_new_mapping(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };
     // A slice beside the rest of the old mappings is a mapping more, and the kernel counts its bytes
     // before it takes the old ones off.
-    let done = match in_slices && detach::may_map_more(size, protection, flags) {
+    let is_limited = || limits::address_space_is_limited() || bound::commit_is_limited();
+    let done = match in_slices && !is_limited() && detach::has_room_for_unlocked_mappings() {
         true => slice::each(range, map),
         false => map(range).map_err(|errno| (errno, range)),
     };
+    // No thread can lock memory of its own there before: the addresses were never free.
+    let new = PageRange { start, end: done.map_or_else(|(_, rest)| rest.start, |()| end) };
+    if new.start < new.end {
+        forget::forget_locks(new);
+    }
     Some(done.map(|()| addr).map_err(|(errno, rest)| {
         forgotten.stays(rest);
         errno.raw_os_error()

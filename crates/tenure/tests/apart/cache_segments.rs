@@ -161,3 +161,29 @@ fn each_value_that_leaves_is_counted_once() {
         assert!(stats.evictions > 0 && removed <= stats.removals, "{stats:?}");
     });
 }
+
+/// The same where the kernel takes parts of segments, and so headers of values, before the cache makes room.
+#[test]
+fn each_value_behind_a_purged_part_is_counted_once() {
+    promised(this_test!(), || {
+        offers_at_once();
+        let cache = Cache::<u64>::builder().ceiling(16 << 20).build().unwrap();
+        let keys = 0..1_500;
+        keys.clone().for_each(|key| cache.insert(key, &[7; 4_000]).unwrap());
+        let places: Vec<usize> =
+            keys.filter_map(|key| Some(cache.get(&key)?.as_ptr() as usize)).collect();
+        assert!(waited(|| tenure::stats().offered_bytes > 4 << 20), "{:?}", tenure::stats());
+        // The middle of each run of pages: a header that is gone hides the values behind it.
+        for pages in places.chunks(100) {
+            let (from, to) = (pages[pages.len() / 3] & !4095, pages[pages.len() / 2] & !4095);
+            // SAFETY: changes no contents but those of offered pages.
+            unsafe { libc::madvise(from as *mut _, to.saturating_sub(from), libc::MADV_PAGEOUT) };
+        }
+        (10_000..14_000).for_each(|key| cache.insert(key, &[7; 4_000]).unwrap());
+        (0..20_000).for_each(|key| _ = cache.remove(&key));
+        let stats = cache.stats();
+        let left = stats.removals + stats.evictions + stats.purged_values + stats.expired_values;
+        assert_eq!(stats.insertions, left + stats.values, "{stats:?}");
+        assert!(stats.purged_bytes > 0, "{stats:?}");
+    });
+}
