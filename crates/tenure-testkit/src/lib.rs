@@ -21,6 +21,7 @@
 #![deny(unsafe_code)]
 
 mod again;
+pub mod alarms;
 pub mod at_once;
 mod before_main;
 pub mod build;

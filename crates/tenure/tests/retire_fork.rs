@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tenure::lock;
 use tenure::retire::{self, Way};
+use tenure_testkit::alarms::Alarms;
 use tenure_testkit::{in_child, pages, sweep, this_test, LeakCheck};
 
 /// Counts the calling thread's allocations.
@@ -222,16 +223,14 @@ extern "C" fn on_alarm(_: i32) {
 fn a_signal_handler_may_retire_while_a_retire_is_interrupted() {
     in_child(this_test!(), &[], || {
         ready();
-        // SAFETY: a handler that makes system calls; a timer of 0.3 ms.
+        // SAFETY: a handler that makes system calls.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_alarm as *const () as usize;
             action.sa_flags = libc::SA_RESTART;
             assert_eq!(libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()), 0);
-            let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
-            let timer = libc::itimerval { it_interval: every, it_value: every };
-            libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
         }
+        let alarms = Alarms::begin(libc::SIGALRM, std::time::Duration::from_micros(300));
         let until = std::time::Instant::now() + std::time::Duration::from_secs(sweep(1, 3));
         let mut count = 0;
         let enough = |count| count > 100 && HANDLED.load(Ordering::Relaxed) > 100;
@@ -244,8 +243,7 @@ fn a_signal_handler_may_retire_while_a_retire_is_interrupted() {
             unmap(at, LEN).unwrap();
             count += 1;
         }
-        // SAFETY: stops the timer.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &std::mem::zeroed(), std::ptr::null_mut()) };
+        drop(alarms);
         let handled = HANDLED.load(Ordering::Relaxed);
         println!("{count} retires, {handled} in handlers");
         let left = SPARE.load(Ordering::Acquire);

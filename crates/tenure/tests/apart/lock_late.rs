@@ -6,6 +6,7 @@ use crate::promise_kit::promised;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenure::lock::{self, lock, When};
 use tenure::{retire, ErrorKind};
+use tenure_testkit::alarms::Alarms;
 use tenure_testkit::map_count::Filler;
 use tenure_testkit::seccomp::{Call, Errno, Filter};
 use tenure_testkit::{or_skip, skip, sweep, this_test};
@@ -310,15 +311,11 @@ fn a_handler_may_unmap_locked_memory_while_its_thread_locks() {
         // SAFETY: the handler is a function that lives for ever.
         unsafe { libc::signal(libc::SIGALRM, unmap_the_next as *const () as usize) };
         NEXT.store(0, Ordering::Relaxed);
-        let often = libc::timeval { tv_sec: 0, tv_usec: 150 };
-        let timer = libc::itimerval { it_interval: often, it_value: often };
-        // SAFETY: a timer of this process, read from the local.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+        let alarms = Alarms::begin(libc::SIGALRM, std::time::Duration::from_micros(150));
         while NEXT.load(Ordering::Relaxed) < AREAS {
             drop(lock(own.page(0), LEN, When::OnFault).unwrap());
         }
-        // SAFETY: as above.
-        unsafe { libc::signal(libc::SIGALRM, libc::SIG_IGN) };
+        drop(alarms);
         // What other code maps there is its own. (The C library may have taken some of the pages.)
         let is_mapped = |number: &usize| {
             let flags = ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_LOCKED;

@@ -452,10 +452,10 @@ fn what_touches_of_gone_bytes_leave_is_given_back_when_memory_is_short() {
                 unsafe { ((taken + page * PAGE) as *mut u8).write(1) };
                 // The kernel kills when the limit is reached, so from here on the worker gets the
                 // time that it needs on a busy machine.
-                let is_short = page * PAGE + resident() > LIMIT - (12 << 20);
+                let has_room = || page * PAGE + resident() <= LIMIT - (12 << 20);
                 if page % 64 == 0 {
-                    let micros = if is_short { 20_000 } else { 100 };
-                    std::thread::sleep(std::time::Duration::from_micros(micros));
+                    waited_for(std::time::Duration::from_secs(1), has_room);
+                    std::thread::sleep(std::time::Duration::from_micros(100));
                 }
             }
             assert!(resident() < LIMIT / 4, "round {round}: {}", resident());

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile;
 use tenure::{retire, Outcome, Volatile};
+use tenure_testkit::alarms::Alarms;
 use tenure_testkit::this_test;
 
 /// Each handler unmaps the next one: so many pages at these addresses.
@@ -59,10 +60,7 @@ fn what_a_handler_unmaps_is_forgotten_or_refused() {
             libc::signal(libc::SIGALRM, unmap_the_next as *const () as usize);
         }
         NEXT.store(0, Ordering::Relaxed);
-        let every = libc::timeval { tv_sec: 0, tv_usec: 300 };
-        let timer = libc::itimerval { it_interval: every, it_value: every };
-        // SAFETY: a local that outlives the call.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+        let alarms = Alarms::begin(libc::SIGALRM, Duration::from_micros(300));
         let start = Instant::now();
         for call in 0.. {
             let unmapped = NEXT.load(Ordering::Relaxed);
@@ -86,8 +84,7 @@ fn what_a_handler_unmaps_is_forgotten_or_refused() {
             }
             drop(object.pin().unwrap());
         }
-        // SAFETY: ends the timer.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &std::mem::zeroed(), std::ptr::null_mut()) };
+        drop(alarms);
         let unmapped = NEXT.load(Ordering::Relaxed);
         let refused = |number: usize| REFUSED[number].load(Ordering::Relaxed);
         let count = (0..unmapped).filter(|number| refused(*number)).count();

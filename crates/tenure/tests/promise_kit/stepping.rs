@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
+use tenure_testkit::alarms::Alarms;
 
 /// The instructions of the program's own code at which the handler forks, and how.
 pub struct Stepping {
@@ -213,23 +214,11 @@ pub fn stepped(act: impl FnOnce()) {
 /// their parent, whose threads go on, too.
 pub fn alarmed(every: Duration, act: impl FnOnce()) {
     BESIDE.store(true, Ordering::Relaxed);
-    // SAFETY: a timer of this thread's own; the structures are locals that outlive the calls.
-    unsafe {
-        let mut event: libc::sigevent = std::mem::zeroed();
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = ALARM;
-        event.sigev_notify_thread_id = libc::gettid();
-        let mut timer = std::mem::zeroed();
-        assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer), 0);
-        let time = libc::timespec { tv_sec: 0, tv_nsec: every.as_nanos() as i64 };
-        let times = libc::itimerspec { it_interval: time, it_value: time };
-        assert_eq!(libc::timer_settime(timer, 0, &times, std::ptr::null_mut()), 0);
-        act();
-        // A child has no timer.
-        if in_child() {
-            return;
-        }
-        libc::timer_delete(timer);
+    let alarms = Alarms::begin(ALARM, every);
+    act();
+    drop(alarms);
+    if in_child() {
+        return;
     }
     wait_for_children();
 }
