@@ -71,7 +71,7 @@ impl Segment {
     /// Discards the segment's values and writes others.
     fn replace(&self) {
         self.range.pin();
-        let wrapped = self.life.expire();
+        let wrapped = self.life.expire().wraps;
         assert!(!wrapped);
         if self.life.alone(&self.range) {
             // SAFETY: the contents are not needed.
@@ -82,7 +82,7 @@ impl Segment {
             // SAFETY: loom checks that no other thread reads or writes meanwhile.
             self.bytes.with_mut(|bytes| unsafe { *bytes = generation });
             KERNEL.write(0, generation as u8);
-            self.life.add(generation);
+            let _ = self.life.add(generation);
             self.place.store(generation, Ordering::Release);
         }
         self.range.unpin();
@@ -113,21 +113,24 @@ fn a_replacement_is_safe_from_the_worker() {
 }
 
 #[test]
-fn a_late_count_changes_no_later_generation() {
+fn each_value_counts_once_and_a_late_count_changes_no_later_generation() {
     check("life, late counts", 3, Order::Weak, || {
         lend(Life::new(), |life| {
-            life.add(1);
-            life.add(1);
-            lend(AtomicU32::new(0), |last| {
-                let leave = || {
-                    last.fetch_add(u32::from(life.leave(1)), Ordering::Relaxed);
+            assert_eq!((life.add(1), life.add(1)), (Some(1), Some(2)));
+            lend([AtomicU32::new(0), AtomicU32::new(0)], |[last, left]| {
+                let count = move |values| _ = left.fetch_add(values, Ordering::Relaxed);
+                let leave = move || {
+                    let values = life.leave(1);
+                    last.fetch_add(u32::from(values == Some(0)), Ordering::Relaxed);
+                    count(u32::from(values.is_some()));
                 };
-                let expire = || {
-                    life.expire();
-                    life.add(2);
+                let expire = move || {
+                    count(life.expire().values);
+                    assert_eq!(life.add(2), Some(1));
                 };
                 together!(leave, leave; expire());
                 assert!(last.load(Ordering::Relaxed) <= 1);
+                assert_eq!(left.load(Ordering::Relaxed), 2, "each value counts once");
                 assert_eq!((life.values(), life.live()), (1, 1));
             });
         });

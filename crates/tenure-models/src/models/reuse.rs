@@ -47,7 +47,7 @@ impl Change for Overwriting<'_> {
     }
     fn made(&self, before: Option<Place>) {
         if let Some(before) = before {
-            self.0.life.leave(before.generation());
+            let _ = self.0.life.leave(before.generation());
             self.0.vacated.put(before, NEED);
         }
         self.1.set(before);
@@ -104,7 +104,7 @@ impl Shared {
         if !self.life.enter_alone(&self.range, at.generation()) {
             return false;
         }
-        self.life.add_again(at.generation());
+        let _ = self.life.add_again(at.generation());
         self.write(at, value);
         self.insert(key, at.with_uses(0));
         self.range.unpin();
@@ -122,7 +122,7 @@ impl Shared {
             let key = self.read(at) / 10;
             self.table.remove_place(hash(key), at, RemovalCause::Evicted);
         }
-        self.life.expire();
+        let _ = self.life.expire();
         if self.life.alone(&self.range) {
             (0..2).for_each(|number| self.write(place(1, number), 0));
         }
@@ -143,12 +143,12 @@ fn shared(free: bool, act: impl FnOnce(&'static Shared)) {
     lend(shared, |shared| {
         shared.range.put_mapping(Mapping::map(PageRange::new(0, 1)));
         for key in [1, 2] {
-            shared.life.add(1);
+            let _ = shared.life.add(1);
             shared.insert(key, place(1, key as usize - 1));
         }
         if free {
             shared.table.remove_place(hash(2), place(1, 1), RemovalCause::Removed);
-            shared.life.leave(1);
+            let _ = shared.life.leave(1);
             shared.vacated.put(place(1, 1), NEED);
         }
         shared.range.unpin();

@@ -12,7 +12,7 @@ use super::{fork, Cache, DefaultHasher};
 use crate::error::Result;
 use crate::tracking::settings::Priority;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -248,10 +248,6 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
             worth: Worth::new(self.miss_cost, self.priority),
             listener: self.listener.clone(),
             has_ends: AtomicBool::new(false),
-            insertions: AtomicU64::new(0),
-            removals: AtomicU64::new(0),
-            purged_values: AtomicU64::new(0),
-            expired_values: AtomicU64::new(0),
         });
         fork::list(&inner);
         Ok(Cache { inner })

@@ -43,15 +43,13 @@ impl<K, S> Change for Putting<'_, K, S> {
 
     fn made(&self, before: Option<Place>) {
         self.is_published.set(true);
-        self.inner.insertions.fetch_add(1, Ordering::Relaxed);
+        let space = &self.inner.space;
+        space.counts.inserted.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = before {
             let cause = cause(self.inner, before, RemovalCause::Replaced);
             self.replaced.set(Some(cause));
-            self.inner.space.left(before);
-            self.inner.space.vacate(lane(), before, self.need);
-            // A purged value was counted when its segment was emptied.
-            let counts = u64::from(cause == RemovalCause::Replaced);
-            self.inner.removals.fetch_add(counts, Ordering::Relaxed);
+            space.left(before, &space.counts.removed);
+            space.vacate(lane(), before, self.need);
         }
     }
 }
@@ -59,7 +57,7 @@ impl<K, S> Change for Putting<'_, K, S> {
 impl<K, S> Drop for Putting<'_, K, S> {
     fn drop(&mut self) {
         if !self.is_published.get() {
-            self.inner.space.left(self.place);
+            self.inner.space.take_back(self.place);
         }
     }
 }
@@ -85,8 +83,7 @@ impl<K, S> Change for Removing<'_, K, S> {
     fn made(&self, before: Option<Place>) {
         let space: &Space = &self.inner.space;
         self.was_there.set(before.is_some_and(|place| !self.inner.stale(place)));
-        before.into_iter().for_each(|place| space.left(place));
-        self.inner.removals.fetch_add(self.was_there.get().into(), Ordering::Relaxed);
+        before.into_iter().for_each(|place| space.left(place, &space.counts.removed));
     }
 
     fn cause(&self, before: Place) -> RemovalCause {

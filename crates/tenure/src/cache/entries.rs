@@ -8,7 +8,6 @@ use super::listener::RemovalCause;
 use super::place::{short, Place};
 use super::{Cache, Inner, Value};
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::Ordering;
 
 /// How often `keep` is called again for a value that the cache moved during the call.
 const TRIES: usize = 8;
@@ -131,8 +130,7 @@ impl<K, S> Inner<K, S> {
     fn remove_at(&self, hash: u32, place: Place) -> bool {
         let removed = self.shards.of(hash).table.remove_place(hash, place, RemovalCause::Removed);
         if removed {
-            self.space.left(place);
-            self.removals.fetch_add(1, Ordering::Relaxed);
+            self.space.left(place, &self.space.counts.removed);
         }
         removed
     }

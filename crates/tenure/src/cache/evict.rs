@@ -122,7 +122,7 @@ impl Space {
             // A thread reads it, or writes a value that does not count yet.
             self.may_be_empty(segment);
         } else if segment.life.live() == 0 {
-            self.expire(index, segment);
+            self.expire(index, segment, &self.counts.evicted);
             self.put_away(segment, false);
         } else {
             self.lists.lock().close(&self.segments, segment);
@@ -164,9 +164,7 @@ impl Space {
                 }
             }
             if segment.all_lost() && self.take_out(segment) {
-                let live = u64::from(segment.life.live());
-                self.expire(index, segment);
-                self.counts.evicted.fetch_add(live, Ordering::Relaxed);
+                self.expire(index, segment, &self.counts.evicted);
                 self.put_away(segment, false);
             }
         }
@@ -248,7 +246,7 @@ impl Space {
         let target = self.lists.lock().growth.target();
         self.policy.follow(target, victim.life.values(), filled, false);
         let (generation, is_protected) = (victim.life.generation(), victim.is_protected());
-        let (mut stays, mut seen) = (false, 0);
+        let mut stays = false;
         self.each_value(victim, |at, head| {
             let from = Place::new(victim.number, generation, at);
             let Some(place) = index.holds(head.hash, from) else { return };
@@ -261,13 +259,10 @@ impl Space {
                     // The value has its segment to itself, and keeps it.
                     stays = index.relocate(head.hash, from, from.with_uses(left));
                 } else if self.protect(victim, from, left, head, index) {
-                    seen += 1;
                     return;
                 }
             }
             if !stays && index.forget(head.hash, from, cause) {
-                seen += 1;
-                self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 self.policy.evicted(head.hash, need, is_protected);
             }
         });
@@ -277,17 +272,9 @@ impl Space {
             victim.unpin();
             return true;
         }
-        self.count_unseen(victim, seen);
-        self.expire(index, victim);
+        self.expire(index, victim, &self.counts.evicted);
         self.put_away(victim, false);
         true
-    }
-
-    /// Counts the values of a segment that is emptied whose headers were purged: all but those that
-    /// [`each_value`](Space::each_value) has found.
-    pub(super) fn count_unseen(&self, segment: &Segment, seen: u32) {
-        let unseen = segment.life.live().saturating_sub(seen);
-        self.counts.evicted.fetch_add(unseen.into(), Ordering::Relaxed);
     }
 
     /// Copies a value into the protected lane's open segment. Returns `false` if there is no room,
@@ -313,6 +300,8 @@ impl Space {
         moved
     }
 
+    /// Copies a value to the end of `into`. Returns `false` if its key leads elsewhere by now, or a
+    /// clear has emptied `into`.
     pub(super) fn move_value(
         &self,
         victim: &Segment,
@@ -325,7 +314,9 @@ impl Space {
         let before = self.head(head.times.is_some());
         let bytes = victim.bytes(from.offset() + before, head.len as usize);
         into.segment.write(into.at + before, bytes);
-        let place = self.fill(into, head).with_uses(uses);
+        let Some(place) = self.fill(into, head).map(|place| place.with_uses(uses)) else {
+            return false;
+        };
         if index.relocate(head.hash, from, place) {
             // A get may have noted a use since the header was read. From here on gets note it at the
             // new place.
@@ -335,27 +326,28 @@ impl Space {
                 into.segment.note_use(into.at, of.used);
             }
             into.at += self.need(head);
+            // The copy counts from here on.
+            let _ = victim.life.leave(from.generation());
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         // Another thread overwrote the value meanwhile: no place leads to the copy.
-        into.segment.life.take_back(into.generation);
+        if into.segment.life.take_back(into.generation).is_none() {
+            self.counts.clear_counted_copy();
+        }
         false
     }
 
     /// Forgets every value of a pinned, settled segment.
     pub(super) fn drop_values(&self, index: &dyn Index, victim: &Segment) {
-        let (generation, mut seen) = (victim.life.generation(), 0);
+        let generation = victim.life.generation();
         self.each_value(victim, |at, head| {
             let place = Place::new(victim.number, generation, at);
             if index.forget(head.hash, place, self.cause(victim, at, head)) {
-                seen += 1;
-                self.counts.evicted.fetch_add(1, Ordering::Relaxed);
                 let need = self.need(head);
                 self.policy.evicted(head.hash, need, victim.is_protected());
             }
         });
-        self.count_unseen(victim, seen);
     }
 
     /// Calls `each` for the values of a settled, closed segment, up to the first value whose header

@@ -9,7 +9,7 @@ use super::single_flight::Flights;
 use super::space::Space;
 use super::worth::{Weighed, Worth};
 use crate::runtime::lock::Rank;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The parts of a [`Cache`](super::Cache).
 pub(super) struct Inner<K, S> {
@@ -21,10 +21,6 @@ pub(super) struct Inner<K, S> {
     pub listener: Option<Listener<K>>,
     /// Whether any value ever had a time to live or to idle.
     pub has_ends: AtomicBool,
-    pub insertions: AtomicU64,
-    pub removals: AtomicU64,
-    pub purged_values: AtomicU64,
-    pub expired_values: AtomicU64,
 }
 
 impl<K, S> Drop for Inner<K, S> {

@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn the_estimate_outlasts_any_number_of_values_put_in_again() {
         let (life, lengths, need) = (Life::new(), Lengths::new(), 200_000);
-        (0..10).for_each(|_| life.add(1));
+        (0..10).for_each(|_| _ = life.add(1));
         lengths.put(need);
         lengths.count(10, 10 * need, need);
         for _ in 0..50_000 {

@@ -26,6 +26,16 @@ const VALUES_SHIFT: u32 = 20;
 const COUNT: u64 = (1 << VALUES_SHIFT) - 1;
 const GENERATION_SHIFT: u32 = 2 * VALUES_SHIFT;
 
+/// The end of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "its last values have left"]
+pub(super) struct Ended {
+    /// The values that were still there: each of the others was counted when it left.
+    pub values: u32,
+    /// The numbers begin anew: every place that names the segment must be forgotten.
+    pub wraps: bool,
+}
+
 /// See the module's head.
 pub(super) struct Life {
     /// The number of the present contents. A place that names another generation is out of date.
@@ -70,16 +80,13 @@ impl Life {
         entered
     }
 
-    /// Ends the generation. Only the thread that has the segment out of all lists calls it. Returns
-    /// `true` if the numbers wrap: then every place that names the segment must be forgotten.
-    pub fn expire(&self) -> bool {
+    /// Ends the generation. Only the thread that has the segment out of all lists calls it.
+    pub fn expire(&self) -> Ended {
         let before = self.generation.load(Ordering::Relaxed);
         let next = before % GENERATIONS + 1;
         self.generation.store(next, Ordering::SeqCst);
-        // A swap instead of a store only for the model checker, which would let a late count come
-        // after a store.
-        let _ = self.tally.swap(u64::from(next) << GENERATION_SHIFT, Ordering::AcqRel);
-        next < before
+        let tally = self.tally.swap(u64::from(next) << GENERATION_SHIFT, Ordering::AcqRel);
+        Ended { values: (tally & COUNT) as u32, wraps: next < before }
     }
 
     /// Returns whether the caller's pin is the only one, after [`Life::expire`]. Then no thread
@@ -89,30 +96,30 @@ impl Life {
         pins.pins() == 1
     }
 
-    /// Counts a value that was put in and that a key will lead to.
-    pub fn add(&self, generation: u32) {
-        let _ = self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1));
+    /// Counts a value that was put in and that a key will lead to. This and the next three return how
+    /// many values are left then; `None`: the generation is over, and nothing was counted.
+    pub fn add(&self, generation: u32) -> Option<u32> {
+        self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1))
     }
 
     /// Counts a value that was put at a vacated place.
-    pub fn add_again(&self, generation: u32) {
-        let _ = self.count(generation, |tally| (tally & COUNT < COUNT).then_some(tally + 1));
+    pub fn add_again(&self, generation: u32) -> Option<u32> {
+        self.count(generation, |tally| (tally & COUNT < COUNT).then_some(tally + 1))
     }
 
     /// Takes back the count of the value that was put in last.
-    pub fn take_back(&self, generation: u32) {
-        let _ = self.count(generation, |tally| Some(tally - (1 << VALUES_SHIFT) - 1));
+    pub fn take_back(&self, generation: u32) -> Option<u32> {
+        self.count(generation, |tally| Some(tally - (1 << VALUES_SHIFT) - 1))
     }
 
-    /// Counts that a key stopped leading to a value. Returns `true` if it was the last one.
-    pub fn leave(&self, generation: u32) -> bool {
-        let left = self.count(generation, |tally| (tally & COUNT > 0).then(|| tally - 1));
-        left == Some(0)
+    /// Counts that a value left.
+    pub fn leave(&self, generation: u32) -> Option<u32> {
+        self.count(generation, |tally| (tally & COUNT > 0).then(|| tally - 1))
     }
 
     /// Changes the tally if it belongs to this generation. Returns the number of values that are
     /// left.
-    fn count(&self, generation: u32, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+    fn count(&self, generation: u32, change: impl Fn(u64) -> Option<u64>) -> Option<u32> {
         let mut tally = self.tally.load(Ordering::Relaxed);
         loop {
             if tally >> GENERATION_SHIFT != u64::from(generation) {
@@ -121,7 +128,7 @@ impl Life {
             let next = change(tally)?;
             match self.tally.compare_exchange_weak(tally, next, Ordering::AcqRel, Ordering::Relaxed)
             {
-                Ok(_) => return Some(next & COUNT),
+                Ok(_) => return Some((next & COUNT) as u32),
                 Err(now) => tally = now,
             }
         }
@@ -163,27 +170,22 @@ mod tests {
     #[test]
     fn late_counts_change_nothing() {
         let life = Life::new();
-        life.add(1);
-        life.add(1);
-        assert!(!life.leave(1));
+        assert_eq!((life.add(1), life.add(1), life.leave(1)), (Some(1), Some(2), Some(1)));
         assert_eq!((life.values(), life.live()), (2, 1));
-        assert!(!life.expire());
-        assert!(!life.leave(1), "of an earlier generation");
+        assert_eq!(life.expire(), Ended { values: 1, wraps: false });
+        assert_eq!(life.leave(1), None, "of an earlier generation");
         assert_eq!((life.values(), life.live()), (0, 0));
-        assert!(!life.leave(2), "there is none");
-        life.add(1);
-        assert_eq!(life.live(), 0);
+        assert_eq!(life.leave(2), None, "there is none");
+        assert_eq!((life.add(1), life.live()), (None, 0));
     }
 
     /// Else the segment would never be empty, and its memory never be used for other values.
     #[test]
     fn a_value_that_is_taken_back_counts_no_more() {
         let life = Life::new();
-        life.add(1);
-        life.add(1);
-        life.take_back(1);
+        assert_eq!((life.add(1), life.add(1), life.take_back(1)), (Some(1), Some(2), Some(1)));
         assert_eq!((life.values(), life.live()), (1, 1));
-        assert!(life.leave(1), "the other value was the last one");
+        assert_eq!(life.leave(1), Some(0), "the other value was the last one");
     }
 
     #[test]
@@ -191,7 +193,7 @@ mod tests {
         let (life, pins) = (Life::new(), Count(AtomicU32::new(0)));
         assert_eq!(life.enter(&pins, 1), Some(true));
         pins.pin();
-        life.expire();
+        assert_eq!(life.expire().values, 0);
         assert!(!life.alone(&pins), "a reader still has it");
         pins.unpin();
         assert!(life.alone(&pins));
@@ -202,8 +204,8 @@ mod tests {
     #[test]
     fn numbers_begin_again() {
         let life = Life::new();
-        assert!((1..GENERATIONS).all(|_| !life.expire()));
-        assert!(life.expire());
+        assert!((1..GENERATIONS).all(|_| !life.expire().wraps));
+        assert!(life.expire().wraps);
         assert_eq!(life.generation(), 1);
     }
 }

@@ -37,7 +37,7 @@ fn in_ms(time: Duration) -> u64 {
 
 impl Lifetimes {
     pub fn new(to_live: Option<Duration>, to_idle: Option<Duration>) -> Lifetimes {
-        let idle = to_idle.map(in_ms).map(|ms| Idle { ms, step: (ms / 4).min(STEP) });
+        let idle = to_idle.map(in_ms).map(|ms| Idle { ms, step: (ms / 4).clamp(ms.min(1), STEP) });
         Lifetimes { to_live_ms: to_live.map(in_ms), idle }
     }
 

@@ -43,6 +43,7 @@ mod array;
 mod builder;
 mod change;
 mod copied;
+mod counts;
 mod entries;
 mod epoch;
 mod evict;
@@ -101,7 +102,6 @@ use place::short;
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// The default hasher of a cache: fast, with a random seed for each cache.
@@ -345,8 +345,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     /// About 15 ns for each value, and the unmapping of what the segments held.
     #[doc(alias = "invalidate_all")]
     pub fn clear(&self) {
-        let keys = self.inner.shards.clear(&self.inner.flights);
-        self.inner.removals.fetch_add(keys as u64, Ordering::Relaxed);
+        self.inner.shards.clear(&self.inner.flights);
         self.inner.space.clear(&self.inner.shards);
         self.inner.shards.harvest();
     }

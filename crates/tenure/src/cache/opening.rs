@@ -39,13 +39,14 @@ impl Space {
         }
     }
 
-    /// Writes a value's header and returns its place.
-    pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Place {
+    /// Writes a value's header and returns its place. `None`: a clear has emptied the segment
+    /// meanwhile.
+    pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Option<Place> {
         let Filling { segment, generation, at } = *filling;
         segment.write_header(at, head, self.lifetimes.bytes());
-        segment.life.add(generation);
+        segment.life.add(generation)?;
         segment.lengths.put(self.need(head));
-        Place::new(segment.number, generation, at)
+        Some(Place::new(segment.number, generation, at))
     }
 
     /// Makes a segment that only this thread has the lane's open one, and closes the one before.

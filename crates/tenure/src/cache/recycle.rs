@@ -6,7 +6,7 @@ use super::lanes::Filling;
 use super::segment::{map, Segment};
 use super::space::{all_held, no_memory, Index, Space, KEEP};
 use crate::error::Result;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// How many draining segments each pass checks.
@@ -222,7 +222,7 @@ impl Space {
         }
         let Some(victim) = self.victim() else { return false };
         self.drop_values(index, victim);
-        self.expire(index, victim);
+        self.expire(index, victim, &self.counts.evicted);
         self.put_away(victim, true);
         true
     }
@@ -283,9 +283,12 @@ impl Space {
         }
     }
 
-    /// Ends a segment's generation. The caller has taken it out of the lists.
-    pub(super) fn expire(&self, index: &dyn Index, segment: &Segment) {
-        if segment.life.expire() {
+    /// Ends a segment's generation, and adds the values that were still there to `count`. The caller
+    /// has taken it out of the lists.
+    pub(super) fn expire(&self, index: &dyn Index, segment: &Segment, count: &AtomicU64) {
+        let ended = segment.life.expire();
+        count.fetch_add(ended.values.into(), Ordering::Relaxed);
+        if ended.wraps {
             index.forget_segment(segment.number);
             // The numbers wrap: an old place could be taken for one of a later generation.
             self.all_lanes().for_each(|lane| lane.vacated.forget(segment.number));

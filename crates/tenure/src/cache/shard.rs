@@ -51,11 +51,11 @@ impl<K, S> Shards<K, S> {
         self.shards.iter()
     }
 
-    /// Removes every key, and outdates the values that are being made. Returns the number of keys.
-    pub fn clear(&self, flights: &Flights<K>) -> usize {
-        let clear =
-            |(number, shard): (_, &Shard<K>)| shard.table.clear(&Clearing { flights, number });
-        self.shards.iter().enumerate().map(clear).sum()
+    /// Removes every key, and outdates the values that are being made.
+    pub fn clear(&self, flights: &Flights<K>) {
+        for (number, shard) in self.shards.iter().enumerate() {
+            shard.table.clear(&Clearing { flights, number });
+        }
     }
 
     /// Harvests the table of this hash: see [`Table::harvest`].

@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code, reason = "puts the lists in order in a child")]
 
+use super::counts::Counts;
 use super::growth::Growth;
 use super::header::{Header, Times, HEADER};
 use super::inside::{is_inside, Inside};
@@ -54,20 +55,12 @@ pub(super) trait Index {
     fn forget_segment(&self, segment: u32);
 }
 
-/// Counts for the statistics.
-#[derive(Default)]
-pub(super) struct SpaceCounts {
-    pub evicted: AtomicU64,
-    pub moved: AtomicU64,
-    pub purged_bytes: AtomicU64,
-}
-
 /// See the module's head.
 pub(super) struct Space {
     /// The bytes of a segment for many values.
     pub segment_bytes: usize,
     pub segments: Segments,
-    pub counts: SpaceCounts,
+    pub counts: Counts,
     pub policy: Policy,
     /// Where new values go.
     pub lanes: Box<[Lane]>,
@@ -126,7 +119,7 @@ impl Space {
         Space {
             segment_bytes,
             segments: Segments::new(cache, priority),
-            counts: SpaceCounts::default(),
+            counts: Counts::default(),
             policy: Policy::new(),
             lanes: (0..lanes).map(|_| Lane::new(false)).collect(),
             protected: Lane::new(true),
@@ -186,13 +179,29 @@ impl Space {
         self.counts.purged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts that a key stopped leading to the place.
-    pub fn left(&self, place: Place) {
+    /// Adds the value at a place to `count`, because no key leads to it any more. If its segment has
+    /// ended, the value was counted there.
+    pub fn left(&self, place: Place, count: &AtomicU64) {
+        if self.leave(place) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a value back to which no key has led.
+    pub fn take_back(&self, place: Place) {
+        if !self.leave(place) {
+            self.counts.clear_counted_copy();
+        }
+    }
+
+    fn leave(&self, place: Place) -> bool {
         let _inside = Inside::begin();
         let segment = self.segments.must(place.segment());
-        if segment.life.leave(place.generation()) {
+        let left = segment.life.leave(place.generation());
+        if left == Some(0) {
             self.may_be_empty(segment);
         }
+        left.is_some()
     }
 
     /// Remembers a segment whose last value may be gone.
@@ -257,7 +266,10 @@ impl Space {
         loop {
             match self.reserve(to, need) {
                 Ok(filling) => {
-                    let place = self.fill(&filling, head);
+                    let Some(place) = self.fill(&filling, head) else {
+                        filling.segment.unpin();
+                        continue;
+                    };
                     let at = filling.at + self.head(head.times.is_some());
                     return Ok(Room { segment: filling.segment, place, at, evicted });
                 }
@@ -341,7 +353,7 @@ impl Space {
             None => self.open_large(index, need, head.len)?,
         };
         let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
-        let place = self.fill(&filling, head);
+        let place = self.fill(&filling, head).expect("a clear sees only what is closed");
         segment.filled.store(need, Ordering::Release);
         segment.set_protected(self.policy.comes_back(head.hash, need));
         self.lists.lock().close(&self.segments, segment);
@@ -430,7 +442,7 @@ impl Space {
             let Some(segment) = lists.pop_closed(&self.segments) else { return };
             segment.range.pin();
             drop(lists);
-            self.expire(index, segment);
+            self.expire(index, segment, &self.counts.removed);
             self.put_away(segment, false);
         }
     }
@@ -497,7 +509,8 @@ impl Space {
         if segment.capacity() == 0 {
             lists.unmapped.push(&self.segments, segment);
         } else {
-            segment.life.expire();
+            let ended = segment.life.expire();
+            self.counts.evicted.fetch_add(ended.values.into(), Ordering::Relaxed);
             lists.draining.push(&self.segments, segment);
             // Not `unpin`, which may wait for the worker: this thread holds all locks.
             segment.range.unpin_unseen();
@@ -527,7 +540,7 @@ impl Space {
             // Pinned for good: it is in no list.
             segment.range.pin();
             segment.link.clear();
-            self.expire(index, segment);
+            self.expire(index, segment, &self.counts.evicted);
         }
         self.emptied.store(0, Ordering::SeqCst);
         let mut lists = self.lists.lock();

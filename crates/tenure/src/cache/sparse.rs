@@ -63,7 +63,7 @@ impl Space {
             let Some(sparse) = self.sparsest(index, self.segment_bytes - into.at) else { break };
             let generation = sparse.life.generation();
             let (mut left, mut has_memory) = (Vec::new(), true);
-            let (mut bytes, mut longest, mut seen) = (0, 0, 0);
+            let (mut bytes, mut longest) = (0, 0);
             self.each_value(sparse, |at, head| {
                 let from = Place::new(sparse.number, generation, at);
                 let need = self.need(head);
@@ -77,8 +77,7 @@ impl Space {
                     bytes += need;
                     longest = need.max(longest);
                 } else if index.forget(head.hash, from, cause) {
-                    seen += 1;
-                    self.counts.evicted.fetch_add(1, Ordering::Relaxed);
+                    self.left(from, &self.counts.evicted);
                 }
             });
             if bytes > self.segment_bytes - into.at || !has_memory {
@@ -89,11 +88,9 @@ impl Space {
                 break;
             }
             for (from, head) in left {
-                let moved = self.move_value(sparse, from, from.uses(), into, head, index);
-                seen += u32::from(moved);
+                self.move_value(sparse, from, from.uses(), into, head, index);
             }
-            self.count_unseen(sparse, seen);
-            self.expire(index, sparse);
+            self.expire(index, sparse, &self.counts.evicted);
             self.put_away(sparse, false);
             any = true;
         }

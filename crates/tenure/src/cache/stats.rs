@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The counts of a cache since it was made, and what it holds now.
 ///
+/// Each value that was put in leaves once, and counts once then: as removed, evicted, purged or
+/// expired. After a [`clear`](Cache::clear), and while no other thread uses the cache, the four
+/// counts add up to `insertions`.
+///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
 /// cache.insert(1, b"one")?;
@@ -24,7 +28,7 @@ pub struct CacheStats {
     pub misses: u64,
     /// Values put in.
     pub insertions: u64,
-    /// Values removed or overwritten.
+    /// Values removed, overwritten or cleared.
     pub removals: u64,
     /// Values that the cache dropped to make room, or whose segment it found wholly purged.
     pub evictions: u64,
@@ -42,7 +46,8 @@ pub struct CacheStats {
     /// Whether the kernel should take the memory of other caches of the process first, because this
     /// cache's bytes save at least twice as much time.
     pub is_spared: bool,
-    /// Keys that are in the index now. Some may lead to values that are gone.
+    /// Keys that are in the index now. Some may lead to values that are gone, and were counted as
+    /// evicted.
     pub values: u64,
     /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,
@@ -70,15 +75,16 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
     pub fn stats(&self) -> CacheStats {
         let inner = &*self.inner;
         let (footprint_bytes, target_bytes, segments) = inner.space.sizes();
+        let counts = &inner.space.counts;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = CacheStats {
-            insertions: load(&inner.insertions),
-            removals: load(&inner.removals),
-            evictions: load(&inner.space.counts.evicted),
-            purged_values: load(&inner.purged_values),
-            expired_values: load(&inner.expired_values),
-            purged_bytes: load(&inner.space.counts.purged_bytes),
-            moved_values: load(&inner.space.counts.moved),
+            insertions: load(&counts.inserted),
+            removals: load(&counts.removed),
+            evictions: load(&counts.evicted),
+            purged_values: load(&counts.purged),
+            expired_values: load(&counts.expired),
+            purged_bytes: load(&counts.purged_bytes),
+            moved_values: load(&counts.moved),
             miss_cost_ns: inner.worth.cost(),
             is_spared: inner.worth.is_spared(),
             footprint_bytes,

@@ -164,8 +164,8 @@ impl<K, S> Inner<K, S> {
             let value = self.read(hash, place, entered, uses, &mut miss);
             match (&value, miss) {
                 (None, Miss::Stale) => return None,
-                (None, Miss::Gone) => self.forget(hash, place, RemovalCause::Purged, false),
-                (None, Miss::Ended) => self.forget(hash, place, RemovalCause::Expired, false),
+                (None, Miss::Gone) => self.forget(hash, place, RemovalCause::Purged),
+                (None, Miss::Ended) => self.forget(hash, place, RemovalCause::Expired),
                 _ => {}
             }
             Some(value.zip(stays).map(|(value, stays)| Found { value, place, _stays: stays }))
@@ -173,9 +173,7 @@ impl<K, S> Inner<K, S> {
         read.unwrap_or_else(|stale| {
             // A place that was vacated and filled again may have a new value.
             let stale = stale.filter(|place| self.stale(*place));
-            stale
-                .into_iter()
-                .for_each(|place| self.forget(hash, place, RemovalCause::Purged, true));
+            stale.into_iter().for_each(|place| self.forget(hash, place, RemovalCause::Purged));
             None
         })
     }
@@ -355,14 +353,11 @@ impl<K, S> Inner<K, S> {
             .is_none_or(|segment| segment.life.generation() != place.generation())
     }
 
-    /// Takes out a key whose value is not at its place, or has ended. `stale`: its segment has
-    /// other contents now.
-    fn forget(&self, hash: u32, place: Place, cause: RemovalCause, stale: bool) {
-        if self.shards.forget(hash, place, cause) && !stale {
-            let ended = cause == RemovalCause::Expired;
-            let count = if ended { &self.expired_values } else { &self.purged_values };
-            count.fetch_add(1, Ordering::Relaxed);
-            self.space.left(place);
+    /// Takes out a key whose value is not at its place, or has ended.
+    fn forget(&self, hash: u32, place: Place, cause: RemovalCause) {
+        if self.shards.forget(hash, place, cause) {
+            let (counts, ended) = (&self.space.counts, cause == RemovalCause::Expired);
+            self.space.left(place, if ended { &counts.expired } else { &counts.purged });
         }
         self.shards.harvest_of(hash);
     }

@@ -39,14 +39,6 @@ pub(super) fn may_forget(range: PageRange) -> Result<(), Errno> {
 /// interrupted.
 pub(super) fn forget(range: PageRange) -> Option<Forgotten> {
     let _blocked = Blocked::all();
-    let forgotten = forget_marks(range)?;
-    lock::forget_unmapped(range);
-    Some(forgotten)
-}
-
-/// [`forget`], for a range whose addresses will not be free: the caller forgets the locks later.
-pub(super) fn forget_marks(range: PageRange) -> Option<Forgotten> {
-    let _blocked = Blocked::all();
     let split = Cell::new(None);
     // Asked anew at each try, because the worker may have joined mappings since.
     let may_go = || match SplitOff::from_middle(range) {
@@ -60,13 +52,8 @@ pub(super) fn forget_marks(range: PageRange) -> Option<Forgotten> {
         return None;
     }
     let marks = raw::forget_unmapped(range, may_go)?;
-    Some(Forgotten { marks, split: split.into_inner() })
-}
-
-/// Forgets the locks of a range that is another mapping now.
-pub(super) fn forget_locks(range: PageRange) {
-    let _blocked = Blocked::all();
     lock::forget_unmapped(range);
+    Some(Forgotten { marks, split: split.into_inner() })
 }
 
 /// Forgets the marks and locks of a range that is unmapped already.

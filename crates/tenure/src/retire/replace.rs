@@ -73,7 +73,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// # Errors
 /// `Some(Err(errno))`: mmap's errno. If another thread has used up the last mappings meanwhile, part
 /// of the old mappings may be gone. What is left is as it was, but what was marked volatile in it may
-/// count as lost.
+/// count as lost, and guards no longer end its locks.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;
@@ -133,7 +133,7 @@ pub unsafe fn map_over(
     let map = |slice: PageRange| unsafe {
         detach::map_fixed(slice.start, slice.len(), protection, flags)
     };
-    let Some(forgotten) = forget::forget_marks(range) else {
+    let Some(forgotten) = forget::forget(range) else {
         let done = map(range).inspect(|()| forget::forget_under_new_mapping(range));
         return Some(done.map(|()| addr).map_err(|errno| errno.raw_os_error()));
     };
@@ -144,11 +144,6 @@ pub unsafe fn map_over(
         true => slice::each(range, map),
         false => map(range).map_err(|errno| (errno, range)),
     };
-    // No thread can lock memory of its own there before: the addresses were never free.
-    let new = PageRange { start, end: done.map_or_else(|(_, rest)| rest.start, |()| end) };
-    if new.start < new.end {
-        forget::forget_locks(new);
-    }
     Some(done.map(|()| addr).map_err(|(errno, rest)| {
         forgotten.stays(rest);
         errno.raw_os_error()

@@ -18,6 +18,7 @@ mod raw;
 #[path = "../retire_kit/mod.rs"]
 mod retire_kit;
 
+mod cache_counts;
 mod cache_entries;
 mod cache_forks;
 mod cache_hostile;

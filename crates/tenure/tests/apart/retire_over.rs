@@ -1,10 +1,12 @@
 //! A launcher's work for a program's own calls: a shrinking mremap, and MAP_FIXED over populated
 //! memory.
 
-use crate::promise_kit::never_offer;
+use crate::promise_kit::{never_offer, waited};
 use crate::retire_kit::*;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Barrier;
+use std::time::Duration;
 use tenure::lock::{self, When};
 use tenure::retire::{self, Settings};
 use tenure::volatile;
@@ -238,6 +240,7 @@ fn limited<R>(resource: Resource, bytes: u64, call: impl FnOnce() -> R) -> R {
 fn under_a_limit_it_is_like_the_plain_call() {
     in_child(this_test!(), &[], || {
         ready();
+        never_offer();
         // Data that becomes writable, where two thirds of it fit: what the kernel makes of the plain
         // call is to be the result.
         // SAFETY: this test's own mapping.
@@ -256,7 +259,6 @@ fn under_a_limit_it_is_like_the_plain_call() {
             let min_bytes = if is_large { MIB } else { 2 * LEN };
             retire::configure(Settings::default().with_min_bytes(min_bytes));
             let at = written(LEN);
-            let lock = lock::lock(at as *const u8, PAGE, When::Now);
             // SAFETY: this test's own mapping, which stays as it is while it is marked.
             unsafe { volatile::mark((at + MIB) as *mut u8, MIB).unwrap() };
             // SAFETY: this test's own mapping.
@@ -268,8 +270,6 @@ fn under_a_limit_it_is_like_the_plain_call() {
                 // SAFETY: the word is aligned, and the failed call has left its page.
                 assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
             }
-            drop(lock);
-            assert_eq!(status("VmLck:"), 0, "the guard ends the lock of what is still there");
         }
     });
 }
@@ -279,10 +279,13 @@ fn under_a_limit_it_is_like_the_plain_call() {
 fn it_takes_nothing_from_other_threads() {
     in_child(this_test!(), &[], || {
         ready();
-        let over = AtomicBool::new(false);
+        let (runs, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let at = untouched(2 * LEN);
         let failed = std::thread::scope(|scope| {
             let others = scope.spawn(|| {
+                // The thread's stack and the allocator's arena are mapped, and stay.
+                drop(std::hint::black_box(vec![1; 100]));
+                runs.store(true, Ordering::Release);
                 let mut failed = 0;
                 while !over.load(Ordering::Relaxed) {
                     let at = try_map(8 * MIB, RW, PRIVATE, -1);
@@ -294,6 +297,7 @@ fn it_takes_nothing_from_other_threads() {
                 }
                 failed
             });
+            assert!(waited(|| runs.load(Ordering::Acquire)));
             let addresses = status("VmSize:") + 32 * MIB as u64;
             let all_done = limited(Resource::As, addresses, || {
                 (0..2_000).all(|_| map_over(at, 2 * LEN, RW, FIXED) == Some(Ok(at)))
@@ -324,6 +328,75 @@ fn under_mlockall_it_is_one_call() {
         assert_eq!(tenure::stats().total.retired_in_slices_bytes, before);
         // SAFETY: ends it.
         assert_eq!(unsafe { libc::munlockall() }, 0);
+    });
+}
+
+/// The guard's lock ends with the old page.
+#[test]
+fn a_guard_that_goes_meanwhile_leaves_the_new_page_locked() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = untouched(LEN);
+        for round in 0..20 {
+            touch(at, LEN);
+            let Ok(lock) = lock::lock((at + LEN - PAGE) as *const u8, PAGE, When::Now) else {
+                skip!("no page may be locked here");
+            };
+            // SAFETY: changes what later mappings are.
+            if unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
+                skip!("mlockall is refused here");
+            }
+            let begins = Barrier::new(2);
+            let done = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    begins.wait();
+                    std::thread::sleep(Duration::from_micros(round * 400));
+                    drop(lock);
+                });
+                begins.wait();
+                map_over(at, LEN, RW, FIXED)
+            });
+            if done == Some(Err(libc::EAGAIN)) {
+                skip!("the limit on locked memory is below {LEN} bytes");
+            }
+            assert_eq!(done, Some(Ok(at)));
+            let parts = pages::smaps_over(at, LEN);
+            assert!(parts.iter().all(|part| part.has_flag("lo")), "round {round}: {parts:?}");
+            // SAFETY: ends it, and unlocks all.
+            assert_eq!(unsafe { libc::munlockall() }, 0);
+        }
+    });
+}
+
+/// The new mapping may be locked as soon as it is seen.
+#[test]
+fn a_lock_of_a_replaced_page_ends_with_its_guard() {
+    in_child(this_test!(), &[], || {
+        ready();
+        let at = untouched(LEN);
+        for _ in 0..20 {
+            touch(at, LEN);
+            let over = AtomicBool::new(false);
+            let (lock, done) = std::thread::scope(|scope| {
+                let locks = scope.spawn(|| {
+                    // SAFETY: the word is aligned, and its page is mapped at all times.
+                    let is_old = || unsafe { (at as *const u64).read_volatile() } != 0;
+                    while is_old() && !over.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    lock::lock(at as *const u8, PAGE, When::Now)
+                });
+                let done = map_over(at, LEN, RW, FIXED);
+                over.store(true, Ordering::Release);
+                (locks.join().unwrap(), done)
+            });
+            assert_eq!(done, Some(Ok(at)));
+            if lock.is_err() {
+                skip!("no page may be locked here");
+            }
+            drop(lock);
+            assert_eq!(status("VmLck:"), 0);
+        }
     });
 }
 
