@@ -63,6 +63,7 @@ mod lifetimes;
 mod link;
 mod listener;
 mod lists;
+mod lookup;
 mod opening;
 mod owned;
 mod pins;
