@@ -115,6 +115,7 @@ mod tests {
         fn idle_values_end_in_time(idle in 0u64..10_000, gaps in prop::collection::vec(0u64..12_000, 1..40)) {
             let all = lifetimes(None, Some(idle));
             let step = all.idle.unwrap().step;
+            prop_assert_eq!(step == 0, idle == 0);
             let (mut times, mut used, mut now) = (Times { deadline: u64::MAX, used: 5 }, 5, 5);
             for gap in gaps {
                 now += gap;
