@@ -36,7 +36,7 @@ fn place(generation: u32, number: usize) -> Place {
 }
 
 /// Notes where a key led before, and that it leads there no more.
-struct Overwriting<'a>(&'a Shared, Cell<Option<Place>>);
+struct Overwriting<'a>(&'a Shared, Cell<Option<Place>>, Place);
 
 impl Change for Overwriting<'_> {
     fn heeds_absence(&self) -> bool {
@@ -46,6 +46,9 @@ impl Change for Overwriting<'_> {
         true
     }
     fn made(&self, before: Option<Place>) {
+        if self.2.segment() == 0 {
+            let _ = self.0.life.add_again(self.2.generation());
+        }
         if let Some(before) = before {
             let _ = self.0.life.leave(before.generation());
             self.0.vacated.put(before, NEED);
@@ -56,7 +59,7 @@ impl Change for Overwriting<'_> {
 
 impl Shared {
     fn insert(&self, key: u32, at: Place) {
-        let change = Overwriting(self, Cell::new(None));
+        let change = Overwriting(self, Cell::new(None), at);
         let section = self.table.section(false);
         drop(self.table.insert(section, hash(key), key, at, &|_| false, &change));
     }
@@ -104,7 +107,6 @@ impl Shared {
         if !self.life.enter_alone(&self.range, at.generation()) {
             return false;
         }
-        let _ = self.life.add_again(at.generation());
         self.write(at, value);
         self.insert(key, at.with_uses(0));
         self.range.unpin();
@@ -143,7 +145,6 @@ fn shared(free: bool, act: impl FnOnce(&'static Shared)) {
     lend(shared, |shared| {
         shared.range.put_mapping(Mapping::map(PageRange::new(0, 1)));
         for key in [1, 2] {
-            let _ = shared.life.add(1);
             shared.insert(key, place(1, key as usize - 1));
         }
         if free {

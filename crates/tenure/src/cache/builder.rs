@@ -100,10 +100,10 @@ impl<K: Hash + Eq + Send + Sync + 'static, S: BuildHasher + Send + Sync + 'stati
     }
 
     /// Sets how long the cache returns a value after its last use, or its insert. The cache notes a
-    /// use in steps of a second, or of a quarter of the time if that is shorter. A value ends in
-    /// the step that follows `time`, and never earlier. A get that finds the value counts as a use,
-    /// of any kind of get; [`Cache::contains_key`] does not count. If the cache also has a time to
-    /// live, a value ends at the earlier time.
+    /// use in steps of a second, or of a quarter of the time if that is shorter (at least a
+    /// millisecond). A value ends in the step that follows `time`, and never earlier. A get that finds
+    /// the value counts as a use, of any kind of get; [`Cache::contains_key`] does not count. If the
+    /// cache also has a time to live, a value ends at the earlier time.
     ///
     /// ```
     /// use std::time::Duration;

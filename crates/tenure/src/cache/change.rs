@@ -10,13 +10,14 @@ use super::space::Space;
 use super::table::Change;
 use super::Inner;
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 
-/// Puts a value in. If the insert fails, the value does not count.
+/// Puts a value in. The value counts once its key leads to it.
 pub(super) struct Putting<'a, K, S> {
     pub inner: &'a Inner<K, S>,
     pub hash: u32,
     pub place: Place,
+    /// Another value had the place before.
+    pub again: bool,
     /// Bytes that the value takes.
     pub need: usize,
     /// The flight in which the value was made. The flight then decides whether the value is stored.
@@ -44,7 +45,7 @@ impl<K, S> Change for Putting<'_, K, S> {
     fn made(&self, before: Option<Place>) {
         self.is_published.set(true);
         let space = &self.inner.space;
-        space.counts.inserted.fetch_add(1, Ordering::Relaxed);
+        space.came(self.place, self.again);
         if let Some(before) = before {
             let cause = cause(self.inner, before, RemovalCause::Replaced);
             self.replaced.set(Some(cause));
@@ -57,7 +58,7 @@ impl<K, S> Change for Putting<'_, K, S> {
 impl<K, S> Drop for Putting<'_, K, S> {
     fn drop(&mut self) {
         if !self.is_published.get() {
-            self.inner.space.take_back(self.place);
+            self.inner.space.did_not_come(self.place);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Counts for the statistics.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// Where each value counts once when it is put in, and once when it leaves. Its segment's
 /// [`Life`](super::life::Life) decides which thread counts it: the one whose
@@ -14,12 +14,4 @@ pub(super) struct Counts {
     pub expired: AtomicU64,
     pub moved: AtomicU64,
     pub purged_bytes: AtomicU64,
-}
-
-impl Counts {
-    /// A clear has counted a value as removed that no key has led to: it ended the segment before the
-    /// value was taken back. So the value counts as put in.
-    pub fn clear_counted_copy(&self) {
-        self.inserted.fetch_add(1, Ordering::Relaxed);
-    }
 }

@@ -107,27 +107,50 @@ impl Space {
                 true
             }
             Err(_) => {
-                self.lists.lock().close(&self.segments, segment);
-                segment.unpin();
+                self.put_back(segment);
                 false
             }
         }
     }
 
-    pub(super) fn retire_if_empty(&self, index: &dyn Index, segment: &Segment) {
-        if segment.life.live() != 0 || !segment.is_closed() {
-            return;
+    /// Puts a segment that [`Space::take_out`] took back into the list of its kind, as the newest.
+    pub(super) fn put_back(&self, segment: &Segment) {
+        self.lists.lock().close(&self.segments, segment);
+        // The last value may have left while the segment was in no list.
+        if segment.life.live() == 0 {
+            self.may_be_empty(segment);
         }
-        if !self.take_out(segment) {
+        segment.unpin();
+    }
+
+    pub(super) fn retire_if_empty(&self, index: &dyn Index, segment: &Segment) {
+        if !self.retire_if(index, segment, |segment| segment.life.live() == 0) {
             // A thread reads it, or writes a value that does not count yet.
             self.may_be_empty(segment);
-        } else if segment.life.live() == 0 {
+        }
+    }
+
+    /// Ends a closed segment if it `is_over`. Returns `false` if another thread has it pinned.
+    fn retire_if(
+        &self,
+        index: &dyn Index,
+        segment: &Segment,
+        is_over: impl Fn(&Segment) -> bool,
+    ) -> bool {
+        if !is_over(segment) || !segment.is_closed() {
+            return true;
+        }
+        if !self.take_out(segment) {
+            return false;
+        }
+        // Another thread may have filled it anew before.
+        if is_over(segment) {
             self.expire(index, segment, &self.counts.evicted);
             self.put_away(segment, false);
         } else {
-            self.lists.lock().close(&self.segments, segment);
-            segment.unpin();
+            self.put_back(segment);
         }
+        true
     }
 
     /// Checks some segments: how many are pinned, and whether the kernel has purged offered ones.
@@ -163,10 +186,7 @@ impl Space {
                     self.learn(gone as u64, now);
                 }
             }
-            if segment.all_lost() && self.take_out(segment) {
-                self.expire(index, segment, &self.counts.evicted);
-                self.put_away(segment, false);
-            }
+            self.retire_if(index, segment, Segment::all_lost);
         }
     }
 
@@ -268,8 +288,7 @@ impl Space {
         });
         if stays {
             victim.set_protected(true);
-            self.lists.lock().close(&self.segments, victim);
-            victim.unpin();
+            self.put_back(victim);
             return true;
         }
         self.expire(index, victim, &self.counts.evicted);
@@ -314,9 +333,11 @@ impl Space {
         let before = self.head(head.times.is_some());
         let bytes = victim.bytes(from.offset() + before, head.len as usize);
         into.segment.write(into.at + before, bytes);
-        let Some(place) = self.fill(into, head).map(|place| place.with_uses(uses)) else {
+        let place = self.fill(into, head).with_uses(uses);
+        // Before a key leads there: it may leave at once.
+        if into.segment.life.add(into.generation).is_none() {
             return false;
-        };
+        }
         if index.relocate(head.hash, from, place) {
             // A get may have noted a use since the header was read. From here on gets note it at the
             // new place.
@@ -333,7 +354,8 @@ impl Space {
         }
         // Another thread overwrote the value meanwhile: no place leads to the copy.
         if into.segment.life.take_back(into.generation).is_none() {
-            self.counts.clear_counted_copy();
+            // A clear has counted the copy.
+            let _ = victim.life.leave(from.generation());
         }
         false
     }

@@ -96,8 +96,8 @@ impl Life {
         pins.pins() == 1
     }
 
-    /// Counts a value that was put in and that a key will lead to. This and the next three return how
-    /// many values are left then; `None`: the generation is over, and nothing was counted.
+    /// Counts a value that a key leads to, or will at once. This and the next three return how many
+    /// values there are then; `None`: the generation is over, and nothing was counted.
     pub fn add(&self, generation: u32) -> Option<u32> {
         self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1))
     }

@@ -39,14 +39,12 @@ impl Space {
         }
     }
 
-    /// Writes a value's header and returns its place. `None`: a clear has emptied the segment
-    /// meanwhile.
-    pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Option<Place> {
+    /// Writes a value's header and returns its place.
+    pub fn fill(&self, filling: &Filling<'_>, head: Header) -> Place {
         let Filling { segment, generation, at } = *filling;
         segment.write_header(at, head, self.lifetimes.bytes());
-        segment.life.add(generation)?;
         segment.lengths.put(self.need(head));
-        Some(Place::new(segment.number, generation, at))
+        Place::new(segment.number, generation, at)
     }
 
     /// Makes a segment that only this thread has the lane's open one, and closes the one before.

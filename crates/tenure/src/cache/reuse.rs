@@ -78,13 +78,9 @@ impl Space {
             return None;
         }
         segment.write_header(place.offset(), head, self.lifetimes.bytes());
-        if segment.life.add_again(place.generation()).is_none() {
-            segment.unpin();
-            return None;
-        }
         segment.lengths.put_again(need);
         let at = place.offset() + self.head(head.times.is_some());
-        Some(Room { segment, place: place.with_uses(0), at, evicted: false })
+        Some(Room { segment, place: place.with_uses(0), at, again: true, evicted: false })
     }
 
     /// Notes a place whose key leads elsewhere since a value that takes `need` bytes was put in.

@@ -16,6 +16,7 @@ use super::growth::Growth;
 use super::header::{Header, Times, HEADER};
 use super::inside::{is_inside, Inside};
 use super::lanes::{Filling, Lane};
+use super::life::Life;
 use super::lifetimes::Lifetimes;
 use super::listener::RemovalCause;
 use super::lists::{List, Name};
@@ -103,6 +104,8 @@ pub(super) struct Room<'a> {
     pub place: Place,
     /// Where the value's bytes go.
     pub at: usize,
+    /// Another value had the place before.
+    pub again: bool,
     /// The cache may have evicted other values for it.
     pub evicted: bool,
 }
@@ -182,26 +185,33 @@ impl Space {
     /// Adds the value at a place to `count`, because no key leads to it any more. If its segment has
     /// ended, the value was counted there.
     pub fn left(&self, place: Place, count: &AtomicU64) {
-        if self.leave(place) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes a value back to which no key has led.
-    pub fn take_back(&self, place: Place) {
-        if !self.leave(place) {
-            self.counts.clear_counted_copy();
-        }
-    }
-
-    fn leave(&self, place: Place) -> bool {
         let _inside = Inside::begin();
         let segment = self.segments.must(place.segment());
-        let left = segment.life.leave(place.generation());
-        if left == Some(0) {
+        let Some(left) = segment.life.leave(place.generation()) else { return };
+        count.fetch_add(1, Ordering::Relaxed);
+        if left == 0 {
             self.may_be_empty(segment);
         }
-        left.is_some()
+    }
+
+    /// Counts the value that a key leads to from now on. `again`: another one had the place before. If
+    /// a clear has ended the segment meanwhile, it has removed the value.
+    pub fn came(&self, place: Place, again: bool) {
+        let life = &self.segments.must(place.segment()).life;
+        let add = if again { Life::add_again } else { Life::add };
+        self.counts.inserted.fetch_add(1, Ordering::Relaxed);
+        if add(life, place.generation()).is_none() {
+            self.counts.removed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// No key will lead to the value at a place: its segment may be empty.
+    pub fn did_not_come(&self, place: Place) {
+        let _inside = Inside::begin();
+        let segment = self.segments.must(place.segment());
+        if segment.life.live() == 0 {
+            self.may_be_empty(segment);
+        }
     }
 
     /// Remembers a segment whose last value may be gone.
@@ -266,12 +276,9 @@ impl Space {
         loop {
             match self.reserve(to, need) {
                 Ok(filling) => {
-                    let Some(place) = self.fill(&filling, head) else {
-                        filling.segment.unpin();
-                        continue;
-                    };
+                    let place = self.fill(&filling, head);
                     let at = filling.at + self.head(head.times.is_some());
-                    return Ok(Room { segment: filling.segment, place, at, evicted });
+                    return Ok(Room { segment: filling.segment, place, at, again: false, evicted });
                 }
                 Err(seen) => {
                     let opened = self.open_next(index, lane, to, seen);
@@ -353,11 +360,11 @@ impl Space {
             None => self.open_large(index, need, head.len)?,
         };
         let filling = Filling { segment, generation: segment.life.generation(), at: 0 };
-        let place = self.fill(&filling, head).expect("a clear sees only what is closed");
+        let place = self.fill(&filling, head);
         segment.filled.store(need, Ordering::Release);
         segment.set_protected(self.policy.comes_back(head.hash, need));
         self.lists.lock().close(&self.segments, segment);
-        Ok(Room { segment, place, at: self.head(true), evicted: true })
+        Ok(Room { segment, place, at: self.head(true), again: false, evicted: true })
     }
 
     /// Returns a new segment for one value of `len` bytes, which takes `need`, pinned and reset, in

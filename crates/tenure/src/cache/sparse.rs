@@ -83,8 +83,7 @@ impl Space {
             if bytes > self.segment_bytes - into.at || !has_memory {
                 // The segment has few values, but large ones. Or it keeps its values.
                 sparse.lengths.count(sparse.life.live(), bytes, longest);
-                self.lists.lock().close(&self.segments, sparse);
-                sparse.unpin();
+                self.put_back(sparse);
                 break;
             }
             for (from, head) in left {

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// Each value that was put in leaves once, and counts once then: as removed, evicted, purged or
 /// expired. After a [`clear`](Cache::clear), and while no other thread uses the cache, the four
-/// counts add up to `insertions`.
+/// counts add up to `insertions`. (In a forked child they may differ by what threads of the parent
+/// were about to do.)
 ///
 /// ```
 /// let cache = tenure::Cache::<u64>::new()?;
@@ -46,8 +47,8 @@ pub struct CacheStats {
     /// Whether the kernel should take the memory of other caches of the process first, because this
     /// cache's bytes save at least twice as much time.
     pub is_spared: bool,
-    /// Keys that are in the index now. Some may lead to values that are gone, and were counted as
-    /// evicted.
+    /// Keys that are in the index now. Some may lead to values that are gone, which other fields may
+    /// count already.
     pub values: u64,
     /// Bytes of the segments now, filled or not, without those that are known to be purged.
     pub footprint_bytes: u64,

@@ -78,7 +78,9 @@ where
         let stored = Stored { pin: Pinned(room.segment), at: room.at };
         let (is_published, replaced) = (Cell::new(false), Cell::new(None));
         let place = room.place;
-        let putting = Putting { inner: self, hash, place, need, landing, is_published, replaced };
+        let again = room.again;
+        let putting =
+            Putting { inner: self, hash, place, again, need, landing, is_published, replaced };
         let table = &self.shards.of(hash).table;
         let section = table.section(false);
         room.segment.write(room.at, value);

@@ -29,8 +29,8 @@ pub(super) struct Claims {
     /// The kernel refused to lower the page's lock to these claims (a mapping more than it allows; a
     /// limit that was lowered): a stronger lock than theirs is nobody's. tenure tries again.
     pub owed: bool,
-    /// The pages were unmapped since the ledger was last open.
-    pub gone: bool,
+    /// The number of the unmap that took the pages since the ledger was last open; 0: none did.
+    pub gone: u32,
 }
 
 impl Claims {

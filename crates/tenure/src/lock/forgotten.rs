@@ -15,6 +15,17 @@ const MOST: usize = 4096;
 const FREE: usize = 0;
 const BUSY: usize = 1;
 
+/// What [`forget_unmapped`](super::forget_unmapped) has done, so that it can be undone.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the kernel may not unmap the range"]
+pub(crate) struct Unmapping {
+    pub(super) range: PageRange,
+    /// The number of the mark that it left in the ledger; 0: none.
+    pub(super) number: u32,
+    /// The place of its note.
+    pub(super) note: Option<usize>,
+}
+
 /// The noted ranges.
 pub(super) struct Forgotten {
     notes: [Note; MOST],
@@ -47,8 +58,8 @@ impl Forgotten {
         }
     }
 
-    /// Notes a range, unless a note has it already. `false`: there is no room.
-    pub fn note(&self, range: PageRange) -> bool {
+    /// Notes a range, and returns the note's place. `None`: a note has it already, or there is no room.
+    pub fn note(&self, range: PageRange) -> Option<usize> {
         let has = |note: &Note| {
             note.range().is_some_and(|noted| noted.start <= range.start && range.end <= noted.end)
         };
@@ -58,29 +69,44 @@ impl Forgotten {
         // A note that is taken out meanwhile may have come before this unmap.
         let is_noted = is_noted && self.taken.load(Ordering::SeqCst) == taken;
         for at in 0..if is_noted { 0 } else { MOST } {
-            let note = &self.notes[(first + at) % MOST];
+            let place = (first + at) % MOST;
+            let note = &self.notes[place];
             let taken =
                 note.start.compare_exchange(FREE, BUSY, Ordering::SeqCst, Ordering::Relaxed);
             if taken.is_ok() {
                 note.end.store(range.end, Ordering::SeqCst);
                 note.start.store(range.start, Ordering::SeqCst);
-                return true;
+                return Some(place);
             }
         }
         self.count.fetch_sub(1, Ordering::SeqCst);
-        is_noted
+        None
     }
 
-    /// Takes all notes out. The caller has the ledger, so no other thread does this.
+    /// Takes a note back. `false`: it was taken out.
+    pub fn take_back(&self, place: usize, range: PageRange) -> bool {
+        let note = &self.notes[place];
+        note.range() == Some(range) && self.take(note, range)
+    }
+
+    fn take(&self, note: &Note, range: PageRange) -> bool {
+        let (order, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+        let taken = note.start.compare_exchange(range.start, FREE, order, failed).is_ok();
+        if taken {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+        }
+        taken
+    }
+
+    /// Takes all notes out. The caller has the ledger, so no other thread does this, but one may take a
+    /// note back.
     pub fn take_all(&self, mut each: impl FnMut(PageRange)) {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
         self.taken.fetch_add(1, Ordering::SeqCst);
         for note in &self.notes {
-            if let Some(range) = note.range() {
-                note.start.store(FREE, Ordering::SeqCst);
-                self.count.fetch_sub(1, Ordering::SeqCst);
+            if let Some(range) = note.range().filter(|range| self.take(note, *range)) {
                 each(range);
             }
         }
@@ -138,18 +164,22 @@ mod tests {
         let page = |n: usize| PageRange::new((n + 1) * page_size(), (n + 2) * page_size());
         for round in 0..3 {
             let number = if round == 1 { 10 } else { MOST };
-            assert!((0..number).all(|n| FORGOTTEN.note(page(n))));
-            assert!((0..number).step_by(97).all(|n| FORGOTTEN.note(page(n))), "noted already");
-            assert_eq!(FORGOTTEN.note(page(number)), number < MOST);
+            assert!((0..number).all(|n| FORGOTTEN.note(page(n)).is_some()));
+            assert!((0..number).step_by(97).all(|n| FORGOTTEN.note(page(n)).is_none()), "noted");
+            assert_eq!(FORGOTTEN.note(page(number)).is_some(), number < MOST);
             let mut out = Vec::new();
             FORGOTTEN.take_all(|range| out.push(range.start / page_size() - 1));
             out.sort_unstable();
             assert_eq!(out, (0..MOST.min(number + 1)).collect::<Vec<_>>());
             FORGOTTEN.take_all(|_| unreachable!());
         }
+        let place = FORGOTTEN.note(page(1)).unwrap();
+        assert!(!FORGOTTEN.take_back(place, page(2)) && FORGOTTEN.take_back(place, page(1)));
+        assert!(!FORGOTTEN.take_back(place, page(1)));
         FORGOTTEN.note(page(1));
         FORGOTTEN.clear();
         FORGOTTEN.take_all(|_| unreachable!());
+        assert_eq!(FORGOTTEN.count.load(Ordering::SeqCst), 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
 
 use super::claims::Claims;
-use super::forgotten::{Forgotten, Places};
+use super::forgotten::{Forgotten, Places, Unmapping};
 use super::When;
 use crate::os::generation;
 use crate::range::PageRange;
@@ -26,6 +26,8 @@ pub(super) struct Ledger {
     pub owes: bool,
     /// A part may be [gone](Claims::gone).
     has_gone: bool,
+    /// The number of the last unmap that made a part go.
+    unmaps: u32,
     /// It was open before.
     is_begun: bool,
     /// The number of guards.
@@ -128,10 +130,36 @@ pub(super) fn may_know(range: PageRange) -> bool {
 /// Drops all claims on a range that is being unmapped, at the latest when the ledger is next used.
 /// Allocates nothing and does not wait. (If 4,096 ranges are noted that cut a part or came while a
 /// thread had the ledger, the claims stay.)
-pub(super) fn forget_unmapped(range: PageRange) {
-    let is_to_be_noted = glance(|ledger| ledger.mark_gone(range), || PLACES.may_have(range));
-    if is_to_be_noted == Some(true) {
-        FORGOTTEN.note(range);
+pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
+    let mut number = 0;
+    let mark = |ledger: &mut Ledger| {
+        let (marked, cuts) = ledger.mark_gone(range);
+        number = marked;
+        cuts
+    };
+    let is_to_be_noted = glance(mark, || PLACES.may_have(range)) == Some(true);
+    let note = if is_to_be_noted { FORGOTTEN.note(range) } else { None };
+    Unmapping { range, number, note }
+}
+
+/// The kernel has not unmapped this part: its claims are as before, unless a thread has used the ledger
+/// since. Allocates nothing and does not wait.
+pub(super) fn stays(unmapping: Unmapping, part: PageRange) {
+    let Unmapping { range, number, note } = unmapping;
+    if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {
+        note_outside(part, range);
+    }
+    if number > 0 {
+        glance(|ledger| ledger.stays(part, number), || ());
+    }
+}
+
+/// Notes what a range has before and behind a part that stays.
+fn note_outside(stays: PageRange, range: PageRange) {
+    for (start, end) in [(range.start, stays.start), (stays.end, range.end)] {
+        if start < end {
+            FORGOTTEN.note(PageRange::new(start, end));
+        }
     }
 }
 
@@ -184,20 +212,31 @@ impl Ledger {
         let before = before.filter(move |(_, (end, _))| *end > range.start);
         let inside = self.parts.range(range.start..range.end);
         let all = before.into_iter().chain(inside).map(|(start, (end, of))| (*start, *end, of));
-        all.filter(|(_, _, claims)| !claims.gone)
+        all.filter(|(_, _, claims)| claims.gone == 0)
     }
 
-    /// Marks the parts that are inside the range as gone. Returns whether the range also cuts a
-    /// part, which this does not change. Allocates nothing.
-    fn mark_gone(&mut self, range: PageRange) -> bool {
+    /// Marks the parts that are inside the range as gone. Returns the number of the mark, and whether
+    /// the range also cuts a part, which this does not change. Allocates nothing.
+    fn mark_gone(&mut self, range: PageRange) -> (u32, bool) {
         let cuts =
             self.parts_in(range).any(|(start, end, _)| start < range.start || end > range.end);
+        self.unmaps = self.unmaps.wrapping_add(1).max(1);
         for (_, (end, claims)) in self.parts.range_mut(range.start..range.end) {
-            if *end <= range.end {
-                (claims.gone, self.has_gone) = (true, true);
+            if *end <= range.end && claims.gone == 0 {
+                (claims.gone, self.has_gone) = (self.unmaps, true);
             }
         }
-        cuts
+        (self.unmaps, cuts)
+    }
+
+    /// Takes the mark of this number from what stays. Allocates nothing.
+    fn stays(&mut self, stays: PageRange, number: u32) {
+        let parts = self.parts.range_mut(..stays.end).rev();
+        let parts = parts.take_while(|(_, (end, _))| *end > stays.start);
+        for (start, (end, claims)) in parts.filter(|(_, (_, claims))| claims.gone == number) {
+            claims.gone = 0;
+            note_outside(stays, PageRange::new(*start, *end));
+        }
     }
 
     /// Drops the claims on the parts that are gone.
@@ -205,7 +244,7 @@ impl Ledger {
         if !std::mem::take(&mut self.has_gone) {
             return;
         }
-        let gone = self.parts.iter().filter(|(_, (_, claims))| claims.gone);
+        let gone = self.parts.iter().filter(|(_, (_, claims))| claims.gone != 0);
         let gone: Vec<_> = gone.map(|(start, (end, _))| PageRange::new(*start, *end)).collect();
         gone.into_iter().for_each(|range| self.forget_unmapped(range));
     }
@@ -455,12 +494,19 @@ mod tests {
         let one = Claims::default().taken(When::Now);
         ledger.set(pages(10, 20), one);
         ledger.set(pages(30, 40), one.taken(When::Now));
-        assert!(!ledger.mark_gone(pages(20, 30)) && !ledger.has_gone);
-        assert!(!ledger.mark_gone(pages(5, 20)));
-        assert!(ledger.mark_gone(pages(25, 35)), "it cuts the second part");
+        assert!(!ledger.mark_gone(pages(20, 30)).1 && !ledger.has_gone);
+        let (number, cuts) = ledger.mark_gone(pages(5, 20));
+        assert!(!cuts);
+        assert!(ledger.mark_gone(pages(25, 35)).1, "it cuts the second part");
         let knows = |ledger: &Ledger, range| ledger.parts_in(range).next().is_some();
         assert!(!knows(&ledger, pages(0, 30)) && knows(&ledger, pages(29, 31)));
-        assert!(!ledger.mark_gone(pages(15, 16)), "what is gone is not cut");
+        let (later, cuts) = ledger.mark_gone(pages(5, 20));
+        assert!(!cuts, "what is gone is not cut");
+        ledger.stays(pages(5, 20), later);
+        assert!(!knows(&ledger, pages(0, 30)), "an earlier unmap took it");
+        ledger.stays(pages(5, 20), number);
+        assert!(knows(&ledger, pages(10, 11)) && knows(&ledger, pages(19, 20)));
+        ledger.mark_gone(pages(5, 20));
         ledger.forget_all_gone();
         assert_eq!(ledger.all(), [(pages(30, 40), one.taken(When::Now))]);
         assert!(!ledger.has_gone);

@@ -44,15 +44,17 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
+    let old = PageRange::touched("mmap", addr, len).ok().filter(|_| replaces(flags));
+    // Before: a guard that is dropped meanwhile must not unlock the new mapping. The ledger is not held
+    // meanwhile: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
+    let forgotten = old.map(super::forget_unmapped);
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
-    let at = at.map_err(|errno| failed("mmap", addr as usize, len, errno))?;
-    if replaces(flags) {
-        // The guards of the old mapping have no claim on this one. The ledger is not held before: the
-        // reader of a userfaultfd's events may use it, and the kernel waits for that reader.
-        super::forget_unmapped(PageRange::new(at, at + len.next_multiple_of(os::page_size())));
-    }
-    Ok(at as *mut u8)
+    let at = at.map_err(|errno| {
+        forgotten.into_iter().for_each(|forgotten| super::stays(forgotten, forgotten.range));
+        failed("mmap", addr as usize, len, errno)
+    });
+    Ok(at? as *mut u8)
 }
 
 fn replaces(flags: i32) -> bool {

@@ -67,6 +67,7 @@ mod within;
 pub use self::mlockall::{mlockall, munlockall2, Scope};
 pub use account::{account, Account};
 pub use explain::{explain, Explanation, Verdict};
+pub(crate) use forgotten::Unmapping;
 pub use gradually::{gradually, Gradual};
 pub use guard::{lock, Lock};
 pub use kinds::{Kinds, When};
@@ -76,14 +77,22 @@ pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
 pub use secret::Secret;
 pub use within::{within, Within, WithinStatus};
 
+use crate::range::PageRange;
+
 /// Drops all claims on a range that is being unmapped, so that the next mapping there neither
 /// inherits nor loses a lock. One load if nothing was locked through tenure. A signal handler and an
 /// allocator may call it.
-pub(crate) fn forget_unmapped(range: crate::range::PageRange) {
-    ledger::forget_unmapped(range);
+pub(crate) fn forget_unmapped(range: PageRange) -> Unmapping {
+    ledger::forget_unmapped(range)
+}
+
+/// The kernel has not unmapped this part of the range: its locks are as before. (Unless a thread has
+/// used other locks meanwhile: then these pages stay locked until munlock(2).)
+pub(crate) fn stays(unmapping: Unmapping, part: PageRange) {
+    ledger::stays(unmapping, part);
 }
 
 /// Returns whether tenure may know of a lock in the range.
-pub(crate) fn may_be_locked(range: crate::range::PageRange) -> bool {
+pub(crate) fn may_be_locked(range: PageRange) -> bool {
     ledger::may_know(range)
 }

@@ -1,6 +1,6 @@
 //! Forgets tenure's own records of a range that is about to go.
 
-use crate::lock;
+use crate::lock::{self, Unmapping};
 use crate::os::detach::SplitOff;
 use crate::os::signal::Blocked;
 use crate::range::PageRange;
@@ -52,15 +52,15 @@ pub(super) fn forget(range: PageRange) -> Option<Forgotten> {
         return None;
     }
     let marks = raw::forget_unmapped(range, may_go)?;
-    lock::forget_unmapped(range);
-    Some(Forgotten { marks, split: split.into_inner() })
+    let locks = lock::forget_unmapped(range);
+    Some(Forgotten { marks, locks, split: split.into_inner() })
 }
 
 /// Forgets the marks and locks of a range that is unmapped already.
 pub(super) fn forget_unmapped(range: PageRange) {
     let _blocked = Blocked::all();
     let _ = raw::forget_unmapped(range, || true);
-    lock::forget_unmapped(range);
+    let _ = lock::forget_unmapped(range);
 }
 
 /// Forgets the marks and locks of a range in which a new mapping lies already. The worker may have
@@ -70,13 +70,14 @@ pub(super) fn forget_under_new_mapping(range: PageRange) {
     if raw::forget_unmapped(range, || true).is_some_and(|marks| marks.watched) {
         raw::end_watch(range);
     }
-    lock::forget_unmapped(range);
+    let _ = lock::forget_unmapped(range);
 }
 
 /// What [`forget`] has forgotten.
 #[must_use = "the kernel may not unmap the range"]
 pub(super) struct Forgotten {
     marks: crate::tracking::forgotten::Forgotten,
+    locks: Unmapping,
     split: Option<SplitOff>,
 }
 
@@ -86,12 +87,14 @@ impl Forgotten {
         self.marks.watched
     }
 
-    /// The kernel has not unmapped this part. If it was marked, it counts as lost from here on.
+    /// The kernel has not unmapped this part. If it was marked, it counts as lost from here on. Its
+    /// locks are as before.
     #[cold]
     #[inline(never)]
     pub fn stays(&self, part: PageRange) {
         let _blocked = Blocked::all();
         self.split.iter().for_each(|split| split.undo(part));
         raw::stays(self.marks, part);
+        lock::stays(self.locks, part);
     }
 }

@@ -159,7 +159,8 @@ pub struct Pending {
 /// that the kernel refuses (such a filter; a sealed mapping where mremap(2) is refused; no `/proc`; too
 /// many mappings, for memory with both `MADV_DONTDUMP` and `MADV_DONTFORK`),
 /// marked memory that stays counts as purged, as memory of this process that is not marked does from
-/// there on, and guards no longer keep its locks. `EDEADLK`: a signal handler calls it in the middle
+/// there on; and if another thread has used locks meanwhile, guards no longer end its locks. `EDEADLK`:
+/// a signal handler calls it in the middle
 /// of a call of its thread for memory that is marked volatile. Nothing is changed; the program unmaps
 /// the memory later.
 ///

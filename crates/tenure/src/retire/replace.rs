@@ -73,7 +73,7 @@ pub unsafe fn detach_tail(addr: *mut u8, old_len: usize, new_len: usize) -> bool
 /// # Errors
 /// `Some(Err(errno))`: mmap's errno. If another thread has used up the last mappings meanwhile, part
 /// of the old mappings may be gone. What is left is as it was, but what was marked volatile in it may
-/// count as lost, and guards no longer end its locks.
+/// count as lost; and if another thread has used locks meanwhile, guards no longer end its locks.
 ///
 /// ```
 /// let mut memory = tenure::Mapping::anonymous(4096)?;

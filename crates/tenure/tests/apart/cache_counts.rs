@@ -1,7 +1,7 @@
 //! Each value that was put in leaves once, and counts once then.
 
 use crate::promise_kit::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tenure::cache::CacheStats;
 use tenure::volatile::{self, Settings};
@@ -80,14 +80,25 @@ fn an_ended_value_counts_once() {
 }
 
 /// Threads that put in, replace, get, remove and clear, where much is evicted and ends.
-fn each_value_counts_once(test: &str, env: &[(&str, &str)], ceiling: u64) {
+fn each_value_counts_once(test: &str, env: &[(&str, &str)]) {
     promised_with(test, env, || {
         volatile::configure(Settings::default().with_offer_after(Duration::ZERO));
-        let cache = Cache::<u64>::builder().ceiling(ceiling).build().unwrap();
-        let over = AtomicBool::new(false);
+        let cache = Cache::<u64>::builder().ceiling(8 << 20).build().unwrap();
+        let inserted = AtomicU64::new(0);
+        let insert = |key, len, ends: Option<Duration>| {
+            let value = vec![7; len];
+            match ends {
+                Some(time) => cache.insert_with_time_to_live(key, &value, time).unwrap(),
+                None => cache.insert(key, &value).unwrap(),
+            }
+            inserted.fetch_add(1, Ordering::Relaxed);
+        };
         let uses = |seed: u64| {
             let mut n = seed;
-            while !over.load(Ordering::Relaxed) {
+            for operation in 1..=sweep(6_000, 60_000) {
+                if operation % 1_500 == 0 {
+                    cache.clear();
+                }
                 n = n.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let (key, bits) = ((n >> 33) % 2_000, n >> 50);
                 let len = match bits % 64 {
@@ -99,40 +110,36 @@ fn each_value_counts_once(test: &str, env: &[(&str, &str)], ceiling: u64) {
                 match bits >> 6 & 7 {
                     0 => drop(cache.get(&key)),
                     1 => _ = cache.remove(&key),
-                    2 => cache
-                        .insert_with_time_to_live(key, &vec![7; len], Duration::from_millis(3))
-                        .unwrap(),
-                    _ => cache.insert(key, &vec![7; len]).unwrap(),
+                    2 => insert(key, len, Some(Duration::from_millis(3))),
+                    3 => {
+                        let mut was_made = false;
+                        let makes = || {
+                            was_made = true;
+                            std::thread::yield_now();
+                            vec![7; len]
+                        };
+                        let is_cached = cache.get_or_insert_with(&key, makes).unwrap().is_cached();
+                        inserted.fetch_add((was_made && is_cached).into(), Ordering::Relaxed);
+                    }
+                    _ => insert(key, len, None),
                 }
             }
         };
-        let (mut before, mut clears) = (0, 0);
-        for _ in rounds(sweep(Duration::from_secs(1), Duration::from_secs(20)), 3) {
-            over.store(false, Ordering::Relaxed);
-            std::thread::scope(|scope| {
-                (0..3).for_each(|seed| _ = scope.spawn(move || uses(seed)));
-                for _ in 0..40 {
-                    std::thread::sleep(Duration::from_millis(5));
-                    cache.clear();
-                    clears += 1;
-                }
-                over.store(true, Ordering::Relaxed);
-            });
-            cache.clear();
-            let stats = cache.stats();
-            assert_eq!(stats.insertions, left(&stats), "after {clears} clears: {stats:?}");
-            assert!(stats.insertions > before && stats.evictions > 0, "{stats:?}");
-            before = stats.insertions;
-        }
+        std::thread::scope(|scope| (0..3).for_each(|seed| _ = scope.spawn(move || uses(seed))));
+        cache.clear();
+        let stats = cache.stats();
+        assert_eq!(stats.insertions, inserted.into_inner(), "{stats:?}");
+        assert_eq!(stats.insertions, left(&stats), "{stats:?}");
+        assert!(stats.evictions > 0, "{stats:?}");
     });
 }
 
 #[test]
 fn beside_a_clear_each_value_counts_once() {
-    each_value_counts_once(this_test!(), &[], 24 << 20);
+    each_value_counts_once(this_test!(), &[]);
 }
 
 #[test]
 fn beside_purges_each_value_counts_once() {
-    each_value_counts_once(this_test!(), &[("TENURE_PURGE", "always")], 64 << 20);
+    each_value_counts_once(this_test!(), &[("TENURE_PURGE", "always")]);
 }

@@ -259,6 +259,7 @@ fn under_a_limit_it_is_like_the_plain_call() {
             let min_bytes = if is_large { MIB } else { 2 * LEN };
             retire::configure(Settings::default().with_min_bytes(min_bytes));
             let at = written(LEN);
+            let lock = lock::lock(at as *const u8, PAGE, When::Now);
             // SAFETY: this test's own mapping, which stays as it is while it is marked.
             unsafe { volatile::mark((at + MIB) as *mut u8, MIB).unwrap() };
             // SAFETY: this test's own mapping.
@@ -270,6 +271,8 @@ fn under_a_limit_it_is_like_the_plain_call() {
                 // SAFETY: the word is aligned, and the failed call has left its page.
                 assert_eq!(unsafe { (page as *const u64).read_volatile() }, page as u64);
             }
+            drop(lock);
+            assert_eq!(status("VmLck:"), 0, "the guard ends the lock of what is still there");
         }
     });
 }
@@ -342,20 +345,23 @@ fn a_guard_that_goes_meanwhile_leaves_the_new_page_locked() {
             let Ok(lock) = lock::lock((at + LEN - PAGE) as *const u8, PAGE, When::Now) else {
                 skip!("no page may be locked here");
             };
-            // SAFETY: changes what later mappings are.
-            if unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
-                skip!("mlockall is refused here");
-            }
-            let begins = Barrier::new(2);
+            let (begins, is_future) = (Barrier::new(2), AtomicBool::new(false));
             let done = std::thread::scope(|scope| {
+                // Its stack would be locked, too.
                 scope.spawn(|| {
                     begins.wait();
                     std::thread::sleep(Duration::from_micros(round * 400));
                     drop(lock);
                 });
+                // SAFETY: changes what later mappings are.
+                let future = unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+                is_future.store(future == 0, Ordering::Relaxed);
                 begins.wait();
                 map_over(at, LEN, RW, FIXED)
             });
+            if !is_future.into_inner() {
+                skip!("mlockall is refused here");
+            }
             if done == Some(Err(libc::EAGAIN)) {
                 skip!("the limit on locked memory is below {LEN} bytes");
             }
