@@ -63,6 +63,39 @@ fn a_guard_that_lost_its_memory_leaves_what_mmap_puts_there() {
     });
 }
 
+/// Where tenure cannot know before that the kernel refuses, it forgets the guards, and takes that back.
+/// Guards may hold more than the range.
+#[test]
+fn what_a_failed_call_leaves_is_unlocked_by_its_guards() {
+    promised(this_test!(), || {
+        const BAD_FD: i32 = -1;
+        let area = Area::new(PAGES);
+        let fails = |from: usize, pages: usize| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            // SAFETY: the call fails.
+            let there = unsafe { lock::mmap(area.page(from), pages * PAGE, RW, flags, BAD_FD, 0) };
+            assert_eq!(there.unwrap_err().errno(), libc::EBADF);
+        };
+        for (from, pages) in [(0, PAGES), (1, 2), (0, 1), (3, 1), (2, 2)] {
+            let guard = lock(area.page(0), LEN, When::Now).unwrap();
+            let two = lock(area.page(1), 2 * PAGE, When::OnFault).unwrap();
+            fails(from, pages);
+            fails(from, pages);
+            assert_eq!(area.held(), [Full; PAGES]);
+            drop(guard);
+            assert_eq!(area.held(), [Not, OnFault, OnFault, Not], "{pages} pages from {from}");
+            drop(two);
+            assert_eq!(area.held(), [Not; PAGES], "{pages} pages from {from}");
+        }
+        let guard = lock(area.page(0), LEN, When::Now).unwrap();
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_munmap), Errno::PERM);
+        or_skip!(filter.install_this_thread());
+        assert_eq!(unmap(area.page(1), PAGE), Err(libc::EPERM));
+        drop(guard);
+        assert_eq!(area.held(), [Not; PAGES]);
+    });
+}
+
 /// Nothing is marked, and the range is short: tenure need not look at it for anything else.
 #[test]
 fn what_munmap_refuses_stays_locked_until_its_guards_end() {
