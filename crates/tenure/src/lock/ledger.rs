@@ -147,20 +147,19 @@ pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
 pub(super) fn stays(unmapping: Unmapping, part: PageRange) {
     let Unmapping { range, number, note } = unmapping;
     if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {
-        note_outside(part, range);
+        outside(part, range).for_each(|gone| _ = FORGOTTEN.note(gone));
     }
     if number > 0 {
-        glance(|ledger| ledger.stays(part, number), || ());
+        glance(|ledger| ledger.stays(part, number, |gone| _ = FORGOTTEN.note(gone)), || ());
     }
 }
 
-/// Notes what a range has before and behind a part that stays.
-fn note_outside(stays: PageRange, range: PageRange) {
-    for (start, end) in [(range.start, stays.start), (stays.end, range.end)] {
-        if start < end {
-            FORGOTTEN.note(PageRange::new(start, end));
-        }
-    }
+/// Returns what a range has before and behind a part that stays.
+fn outside(stays: PageRange, range: PageRange) -> impl Iterator<Item = PageRange> {
+    let ends = [(range.start, stays.start), (stays.end, range.end)];
+    ends.into_iter()
+        .filter(|(start, end)| start < end)
+        .map(|(start, end)| PageRange::new(start, end))
 }
 
 impl Ledger {
@@ -229,13 +228,14 @@ impl Ledger {
         (self.unmaps, cuts)
     }
 
-    /// Takes the mark of this number from what stays. Allocates nothing.
-    fn stays(&mut self, stays: PageRange, number: u32) {
+    /// Takes the mark of this number from what stays. Calls `gone` for the rest of its parts. Allocates
+    /// nothing.
+    fn stays(&mut self, stays: PageRange, number: u32, mut gone: impl FnMut(PageRange)) {
         let parts = self.parts.range_mut(..stays.end).rev();
         let parts = parts.take_while(|(_, (end, _))| *end > stays.start);
         for (start, (end, claims)) in parts.filter(|(_, (_, claims))| claims.gone == number) {
             claims.gone = 0;
-            note_outside(stays, PageRange::new(*start, *end));
+            outside(stays, PageRange::new(*start, *end)).for_each(&mut gone);
         }
     }
 
@@ -502,10 +502,12 @@ mod tests {
         assert!(!knows(&ledger, pages(0, 30)) && knows(&ledger, pages(29, 31)));
         let (later, cuts) = ledger.mark_gone(pages(5, 20));
         assert!(!cuts, "what is gone is not cut");
-        ledger.stays(pages(5, 20), later);
+        ledger.stays(pages(5, 20), later, |_| unreachable!());
         assert!(!knows(&ledger, pages(0, 30)), "an earlier unmap took it");
-        ledger.stays(pages(5, 20), number);
-        assert!(knows(&ledger, pages(10, 11)) && knows(&ledger, pages(19, 20)));
+        let mut rest = Vec::new();
+        ledger.stays(pages(12, 15), number, |gone| rest.push(gone));
+        assert_eq!(rest, [pages(10, 12), pages(15, 20)]);
+        assert!(knows(&ledger, pages(12, 13)));
         ledger.mark_gone(pages(5, 20));
         ledger.forget_all_gone();
         assert_eq!(ledger.all(), [(pages(30, 40), one.taken(When::Now))]);
