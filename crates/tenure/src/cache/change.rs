@@ -58,7 +58,7 @@ impl<K, S> Change for Putting<'_, K, S> {
 impl<K, S> Drop for Putting<'_, K, S> {
     fn drop(&mut self) {
         if !self.is_published.get() {
-            self.inner.space.did_not_come(self.place);
+            self.inner.space.did_not_come(self.place, self.again);
         }
     }
 }

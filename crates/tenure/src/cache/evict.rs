@@ -355,7 +355,7 @@ impl Space {
         // Another thread overwrote the value meanwhile: no place leads to the copy.
         if into.segment.life.take_back(into.generation).is_none() {
             // A clear has counted the copy.
-            let _ = victim.life.leave(from.generation());
+            self.counts.removed.fetch_sub(1, Ordering::Relaxed);
         }
         false
     }

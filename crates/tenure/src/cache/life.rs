@@ -96,7 +96,7 @@ impl Life {
         pins.pins() == 1
     }
 
-    /// Counts a value that a key leads to, or will at once. This and the next three return how many
+    /// Counts a value that a key leads to, or will at once. This and the next ones return how many
     /// values there are then; `None`: the generation is over, and nothing was counted.
     pub fn add(&self, generation: u32) -> Option<u32> {
         self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT) + 1))
@@ -105,6 +105,11 @@ impl Life {
     /// Counts a value that was put at a vacated place.
     pub fn add_again(&self, generation: u32) -> Option<u32> {
         self.count(generation, |tally| (tally & COUNT < COUNT).then_some(tally + 1))
+    }
+
+    /// Counts a value that was put in and that no key leads to.
+    pub fn add_none(&self, generation: u32) -> Option<u32> {
+        self.count(generation, |tally| Some(tally + (1 << VALUES_SHIFT)))
     }
 
     /// Takes back the count of the value that was put in last.

@@ -205,10 +205,13 @@ impl Space {
         }
     }
 
-    /// No key will lead to the value at a place: its segment may be empty.
-    pub fn did_not_come(&self, place: Place) {
+    /// No key will lead to the value at a place: its bytes are dead, and its segment may be empty.
+    pub fn did_not_come(&self, place: Place, again: bool) {
         let _inside = Inside::begin();
         let segment = self.segments.must(place.segment());
+        if !again {
+            segment.life.add_none(place.generation());
+        }
         if segment.life.live() == 0 {
             self.may_be_empty(segment);
         }

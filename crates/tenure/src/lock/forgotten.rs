@@ -44,7 +44,8 @@ struct Note {
 impl Note {
     fn range(&self) -> Option<PageRange> {
         let start = self.start.load(Ordering::SeqCst);
-        (start > BUSY).then(|| PageRange::new(start, self.end.load(Ordering::SeqCst)))
+        // The end may be another note's by now.
+        (start > BUSY).then(|| PageRange { start, end: self.end.load(Ordering::SeqCst) })
     }
 }
 
@@ -85,17 +86,24 @@ impl Forgotten {
 
     /// Takes a note back. `false`: it was taken out.
     pub fn take_back(&self, place: usize, range: PageRange) -> bool {
-        let note = &self.notes[place];
-        note.range() == Some(range) && self.take(note, range)
+        self.take(&self.notes[place], |noted| noted == range).is_some()
     }
 
-    fn take(&self, note: &Note, range: PageRange) -> bool {
+    /// Takes a note out if its range is `wanted`.
+    fn take(&self, note: &Note, wanted: impl Fn(PageRange) -> bool) -> Option<PageRange> {
+        let start = note.range().filter(|range| wanted(*range))?.start;
         let (order, failed) = (Ordering::SeqCst, Ordering::Relaxed);
-        let taken = note.start.compare_exchange(range.start, FREE, order, failed).is_ok();
-        if taken {
-            self.count.fetch_sub(1, Ordering::SeqCst);
+        note.start.compare_exchange(start, BUSY, order, failed).ok()?;
+        // No other thread changes it now.
+        let range = PageRange { start, end: note.end.load(Ordering::SeqCst) };
+        if !wanted(range) {
+            note.start.store(start, Ordering::SeqCst);
+            return None;
         }
-        taken
+        self.taken.fetch_add(1, Ordering::SeqCst);
+        note.start.store(FREE, Ordering::SeqCst);
+        self.count.fetch_sub(1, Ordering::SeqCst);
+        Some(range)
     }
 
     /// Takes all notes out. The caller has the ledger, so no other thread does this, but one may take a
@@ -104,12 +112,7 @@ impl Forgotten {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        self.taken.fetch_add(1, Ordering::SeqCst);
-        for note in &self.notes {
-            if let Some(range) = note.range().filter(|range| self.take(note, *range)) {
-                each(range);
-            }
-        }
+        self.notes.iter().filter_map(|note| self.take(note, |_| true)).for_each(&mut each);
     }
 
     /// Drops all notes. (If a child's parent forked in the midst of one, its place stays taken.)

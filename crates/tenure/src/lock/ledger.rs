@@ -142,24 +142,43 @@ pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
     Unmapping { range, number, note }
 }
 
-/// The kernel has not unmapped this part: its claims are as before, unless a thread has used the ledger
-/// since. Allocates nothing and does not wait.
-pub(super) fn stays(unmapping: Unmapping, part: PageRange) {
+/// The kernel has not unmapped these parts, which are in order: their claims are as before, unless a
+/// thread has opened the ledger since. Allocates nothing, and waits for a short time at most.
+pub(super) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
+    /// A signal handler may have interrupted the thread that has the ledger.
+    const TIMES: usize = 1000;
     let Unmapping { range, number, note } = unmapping;
+    let goes = |gone| _ = FORGOTTEN.note(gone);
     if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {
-        outside(part, range).for_each(|gone| _ = FORGOTTEN.note(gone));
+        outside(parts, range, goes);
     }
-    if number > 0 {
-        glance(|ledger| ledger.stays(part, number, |gone| _ = FORGOTTEN.note(gone)), || ());
+    for _ in 0..if number > 0 { TIMES } else { 0 } {
+        let is_busy = glance(
+            |ledger| {
+                ledger.stays(parts, number, goes);
+                false
+            },
+            || true,
+        );
+        if is_busy != Some(true) {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
 
-/// Returns what a range has before and behind a part that stays.
-fn outside(stays: PageRange, range: PageRange) -> impl Iterator<Item = PageRange> {
-    let ends = [(range.start, stays.start), (stays.end, range.end)];
-    ends.into_iter()
-        .filter(|(start, end)| start < end)
-        .map(|(start, end)| PageRange::new(start, end))
+/// Calls `gone` for what a range has outside the parts that stay.
+fn outside(stays: &[PageRange], range: PageRange, mut gone: impl FnMut(PageRange)) {
+    let mut at = range.start;
+    for part in stays.iter().filter(|part| part.end > range.start && part.start < range.end) {
+        if at < part.start {
+            gone(PageRange::new(at, part.start));
+        }
+        at = part.end;
+    }
+    if at < range.end {
+        gone(PageRange::new(at, range.end));
+    }
 }
 
 impl Ledger {
@@ -230,12 +249,13 @@ impl Ledger {
 
     /// Takes the mark of this number from what stays. Calls `gone` for the rest of its parts. Allocates
     /// nothing.
-    fn stays(&mut self, stays: PageRange, number: u32, mut gone: impl FnMut(PageRange)) {
-        let parts = self.parts.range_mut(..stays.end).rev();
-        let parts = parts.take_while(|(_, (end, _))| *end > stays.start);
-        for (start, (end, claims)) in parts.filter(|(_, (_, claims))| claims.gone == number) {
-            claims.gone = 0;
-            outside(stays, PageRange::new(*start, *end)).for_each(&mut gone);
+    fn stays(&mut self, stays: &[PageRange], number: u32, mut gone: impl FnMut(PageRange)) {
+        for (start, (end, claims)) in &mut self.parts {
+            let reaches_in = |part: &PageRange| part.start < *end && *start < part.end;
+            if claims.gone == number && stays.iter().any(reaches_in) {
+                claims.gone = 0;
+                outside(stays, PageRange::new(*start, *end), &mut gone);
+            }
         }
     }
 
@@ -502,11 +522,12 @@ mod tests {
         assert!(!knows(&ledger, pages(0, 30)) && knows(&ledger, pages(29, 31)));
         let (later, cuts) = ledger.mark_gone(pages(5, 20));
         assert!(!cuts, "what is gone is not cut");
-        ledger.stays(pages(5, 20), later, |_| unreachable!());
+        ledger.stays(&[pages(5, 20)], later, |_| unreachable!());
         assert!(!knows(&ledger, pages(0, 30)), "an earlier unmap took it");
         let mut rest = Vec::new();
-        ledger.stays(pages(12, 15), number, |gone| rest.push(gone));
-        assert_eq!(rest, [pages(10, 12), pages(15, 20)]);
+        let stays = [pages(5, 8), pages(12, 15), pages(17, 18)];
+        ledger.stays(&stays, number, |gone| rest.push(gone));
+        assert_eq!(rest, [pages(10, 12), pages(15, 17), pages(18, 20)]);
         assert!(knows(&ledger, pages(12, 13)));
         ledger.mark_gone(pages(5, 20));
         ledger.forget_all_gone();

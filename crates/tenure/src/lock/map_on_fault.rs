@@ -44,17 +44,35 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
-    let old = PageRange::touched("mmap", addr, len).ok().filter(|_| replaces(flags));
-    // Before: a guard that is dropped meanwhile must not unlock the new mapping. The ledger is not held
-    // meanwhile: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
-    let forgotten = old.map(super::forget_unmapped);
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
-    let at = at.map_err(|errno| {
-        forgotten.into_iter().for_each(|forgotten| super::stays(forgotten, forgotten.range));
-        failed("mmap", addr as usize, len, errno)
+    if let Some(old) = PageRange::touched("mmap", addr, len).ok().filter(|_| replaces(flags)) {
+        // The guards of the old mapping have no claim on what is there next. The ledger is not held
+        // before: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
+        match at {
+            Ok(_) => _ = super::forget_unmapped(old),
+            Err(_) => forget_holes(old),
+        }
+    }
+    Ok(at.map_err(|errno| failed("mmap", addr as usize, len, errno))? as *mut u8)
+}
+
+/// A call may fail when the old mapping is gone already: for huge pages, or a file that refuses.
+#[cold]
+fn forget_holes(range: PageRange) {
+    let forget = |at: usize, end: usize| {
+        if at < end {
+            let _ = super::forget_unmapped(PageRange::new(at, end));
+        }
+    };
+    let mut at = range.start;
+    let listed = maps::each_mapping(range, |mapping| {
+        forget(at, mapping.start.min(range.end));
+        at = mapping.end;
     });
-    Ok(at? as *mut u8)
+    if listed.is_ok() {
+        forget(at, range.end);
+    }
 }
 
 fn replaces(flags: i32) -> bool {

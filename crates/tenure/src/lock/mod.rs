@@ -86,10 +86,10 @@ pub(crate) fn forget_unmapped(range: PageRange) -> Unmapping {
     ledger::forget_unmapped(range)
 }
 
-/// The kernel has not unmapped this part of the range: its locks are as before. (Unless a thread has
-/// used other locks meanwhile: then these pages stay locked until munlock(2).)
-pub(crate) fn stays(unmapping: Unmapping, part: PageRange) {
-    ledger::stays(unmapping, part);
+/// The kernel has not unmapped these parts of the range, which are in order: their locks are as before.
+/// (Unless a thread has used locks meanwhile: then these pages stay locked until munlock(2).)
+pub(crate) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
+    ledger::stays(unmapping, parts);
 }
 
 /// Returns whether tenure may know of a lock in the range.

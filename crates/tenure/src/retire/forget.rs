@@ -87,14 +87,16 @@ impl Forgotten {
         self.marks.watched
     }
 
-    /// The kernel has not unmapped this part. If it was marked, it counts as lost from here on. Its
-    /// locks are as before.
+    /// The kernel has not unmapped these parts, which are in order. What was marked in them counts as
+    /// lost from here on. Their locks are as before.
     #[cold]
     #[inline(never)]
-    pub fn stays(&self, part: PageRange) {
+    pub fn stays(&self, parts: &[PageRange]) {
         let _blocked = Blocked::all();
-        self.split.iter().for_each(|split| split.undo(part));
-        raw::stays(self.marks, part);
-        lock::stays(self.locks, part);
+        for part in parts {
+            self.split.iter().for_each(|split| split.undo(*part));
+            raw::stays(self.marks, *part);
+        }
+        lock::stays(self.locks, parts);
     }
 }

@@ -145,7 +145,7 @@ pub unsafe fn map_over(
         false => map(range).map_err(|errno| (errno, range)),
     };
     Some(done.map(|()| addr).map_err(|(errno, rest)| {
-        forgotten.stays(rest);
+        forgotten.stays(&[rest]);
         errno.raw_os_error()
     }))
 }

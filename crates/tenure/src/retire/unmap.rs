@@ -77,7 +77,7 @@ pub(super) fn unmap(range: PageRange, known: Known, least: usize) -> Result<Way,
 /// and lock memory there.
 fn whole(range: PageRange) -> Result<Way, Errno> {
     let Some(forgotten) = forget::forget(range) else { return refused(range) };
-    by_the_kernel(range).inspect_err(|_| forgotten.stays(range))
+    by_the_kernel(range).inspect_err(|_| forgotten.stays(&[range]))
 }
 
 /// Marks and locks stay as they are. (If another thread has changed the mappings since, the kernel may
@@ -229,8 +229,11 @@ fn by_parts(
     });
     if way.is_err() {
         // What lies between the two was moved away.
-        slices.run.into_iter().for_each(|rest| forgotten.stays(rest));
-        forgotten.stays(PageRange { start: at, end: range.end });
+        let rest = PageRange { start: at, end: range.end };
+        match slices.run {
+            Some(run) => forgotten.stays(&[run, rest]),
+            None => forgotten.stays(&[rest]),
+        }
     }
     way
 }

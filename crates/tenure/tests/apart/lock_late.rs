@@ -68,31 +68,50 @@ fn a_guard_that_lost_its_memory_leaves_what_mmap_puts_there() {
 #[test]
 fn what_a_failed_call_leaves_is_unlocked_by_its_guards() {
     promised(this_test!(), || {
-        const BAD_FD: i32 = -1;
         let area = Area::new(PAGES);
-        let fails = |from: usize, pages: usize| {
-            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-            // SAFETY: the call fails.
-            let there = unsafe { lock::mmap(area.page(from), pages * PAGE, RW, flags, BAD_FD, 0) };
-            assert_eq!(there.unwrap_err().errno(), libc::EBADF);
-        };
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_munmap), Errno::PERM);
+        or_skip!(filter.install_this_thread());
         for (from, pages) in [(0, PAGES), (1, 2), (0, 1), (3, 1), (2, 2)] {
             let guard = lock(area.page(0), LEN, When::Now).unwrap();
             let two = lock(area.page(1), 2 * PAGE, When::OnFault).unwrap();
-            fails(from, pages);
-            fails(from, pages);
+            for _ in 0..2 {
+                assert_eq!(unmap(area.page(from), pages * PAGE), Err(libc::EPERM));
+            }
             assert_eq!(area.held(), [Full; PAGES]);
             drop(guard);
             assert_eq!(area.held(), [Not, OnFault, OnFault, Not], "{pages} pages from {from}");
             drop(two);
             assert_eq!(area.held(), [Not; PAGES], "{pages} pages from {from}");
         }
-        let guard = lock(area.page(0), LEN, When::Now).unwrap();
-        let filter = Filter::new().refuse(Call::Number(libc::SYS_munmap), Errno::PERM);
-        or_skip!(filter.install_this_thread());
-        assert_eq!(unmap(area.page(1), PAGE), Err(libc::EPERM));
+    });
+}
+
+/// mmap(2) has unmapped the old memory when it finds no huge page, and a guard has no claim on what
+/// comes there next. Otherwise it changes nothing.
+#[test]
+fn where_mmap_fails_guards_have_what_is_still_there() {
+    promised(this_test!(), || {
+        const HUGE: usize = 2 << 20;
+        let whole = Area::new(2 * HUGE / PAGE);
+        let at = whole.page(0).map_addr(|at| at.next_multiple_of(HUGE));
+        let fails = |flags: i32| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | flags;
+            // SAFETY: the test's own addresses, to which nothing refers.
+            let made = unsafe { lock::mmap(at, HUGE, RW, flags, -1, 0) };
+            made.err().map(|error| error.errno())
+        };
+        let guard = lock(at, PAGE, When::Now).unwrap();
+        assert_eq!(fails(0), Some(libc::EBADF));
         drop(guard);
-        assert_eq!(area.held(), [Not; PAGES]);
+        assert_eq!(vm_lck(), 0);
+        let guard = lock(at, PAGE, When::Now).unwrap();
+        if fails(libc::MAP_ANONYMOUS | libc::MAP_HUGETLB) != Some(libc::ENOMEM) {
+            skip!("huge pages are free here");
+        }
+        map_at(at, libc::MAP_LOCKED);
+        let locked = vm_lck();
+        drop(guard);
+        assert_eq!(vm_lck(), locked, "the next owner's");
     });
 }
 
