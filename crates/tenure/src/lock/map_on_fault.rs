@@ -46,12 +46,16 @@ pub unsafe fn mmap(
 ) -> Result<*mut u8> {
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
-    if let Some(old) = PageRange::touched("mmap", addr, len).ok().filter(|_| replaces(flags)) {
+    if replaces(flags) {
         // The guards of the old mapping have no claim on what is there next. The ledger is not held
         // before: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
-        match at {
-            Ok(_) => _ = super::forget_unmapped(old),
-            Err(_) => forget_holes(old),
+        match (at, PageRange::touched("mmap", addr, len)) {
+            (Ok(at), _) => {
+                let end = at + len.next_multiple_of(os::page_size());
+                let _ = super::forget_unmapped(PageRange::new(at, end));
+            }
+            (Err(_), Ok(old)) => forget_holes(old),
+            _ => {}
         }
     }
     Ok(at.map_err(|errno| failed("mmap", addr as usize, len, errno))? as *mut u8)
