@@ -40,6 +40,7 @@
 //! What [`volatile`](crate::volatile) needs.
 
 mod array;
+mod arrivals;
 mod builder;
 mod change;
 mod copied;
