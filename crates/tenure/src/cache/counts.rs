@@ -9,6 +9,8 @@ use std::sync::atomic::AtomicU64;
 pub(super) struct Counts {
     pub inserted: AtomicU64,
     pub removed: AtomicU64,
+    /// Copies of values that count as removed, although no key has led to them.
+    pub removed_copies: AtomicU64,
     pub evicted: AtomicU64,
     pub purged: AtomicU64,
     pub expired: AtomicU64,

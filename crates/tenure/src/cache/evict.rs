@@ -354,8 +354,8 @@ impl Space {
         }
         // Another thread overwrote the value meanwhile: no place leads to the copy.
         if into.segment.life.take_back(into.generation).is_none() {
-            // A clear has counted the copy.
-            self.counts.removed.fetch_sub(1, Ordering::Relaxed);
+            // A clear counts the copy.
+            self.counts.removed_copies.fetch_add(1, Ordering::Relaxed);
         }
         false
     }

@@ -97,6 +97,22 @@ mod tests {
         assert_eq!(lengths.left(&life, 1000), left(500, 500));
     }
 
+    /// Else the cache would keep the bytes of values that never came, beside a few that did.
+    #[test]
+    fn what_did_not_come_is_not_left() {
+        let (life, lengths) = (Life::new(), Lengths::new());
+        for comes in [true, false, false, false] {
+            lengths.put(100);
+            if comes {
+                life.add(1)
+            } else {
+                life.add_none(1)
+            };
+        }
+        assert_eq!(life.live(), 1);
+        assert_eq!(lengths.left(&life, 1000).likely, 250);
+    }
+
     /// As where one value of a segment is overwritten all the time: the segment stays, and is not
     /// counted again.
     #[test]

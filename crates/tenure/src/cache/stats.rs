@@ -80,7 +80,7 @@ impl<K: Hash + Eq, S: BuildHasher> Cache<K, S> {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = CacheStats {
             insertions: load(&counts.inserted),
-            removals: load(&counts.removed),
+            removals: load(&counts.removed).saturating_sub(load(&counts.removed_copies)),
             evictions: load(&counts.evicted),
             purged_values: load(&counts.purged),
             expired_values: load(&counts.expired),

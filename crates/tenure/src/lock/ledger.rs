@@ -143,10 +143,11 @@ pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
 }
 
 /// The kernel has not unmapped these parts, which are in order: their claims are as before, unless a
-/// thread has opened the ledger since. Allocates nothing, and waits for a short time at most.
+/// thread has opened the ledger since. Allocates nothing, and waits only for a thread that glances.
 pub(super) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
-    /// A signal handler may have interrupted the thread that has the ledger.
-    const TIMES: usize = 1000;
+    /// A thread that has opened the ledger has taken the marks, and it may be this one: a signal handler
+    /// unmaps, too.
+    const TIMES: usize = 50;
     let Unmapping { range, number, note } = unmapping;
     let goes = |gone| _ = FORGOTTEN.note(gone);
     if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {

@@ -44,38 +44,44 @@ pub unsafe fn mmap(
     fd: i32,
     off: i64,
 ) -> Result<*mut u8> {
+    let old = replaced(addr as usize, len, flags);
+    // Before: a guard that ends meanwhile must not unlock the new mapping. The ledger is not held over
+    // the call: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
+    let forgotten = old.map(super::forget_unmapped);
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
-    if replaces(flags) {
-        // The guards of the old mapping have no claim on what is there next. The ledger is not held
-        // before: the reader of a userfaultfd's events may use it, and the kernel waits for that reader.
-        match (at, PageRange::touched("mmap", addr, len)) {
-            (Ok(at), _) => {
-                let end = at + len.next_multiple_of(os::page_size());
-                let _ = super::forget_unmapped(PageRange::new(at, end));
-            }
-            (Err(_), Ok(old)) => forget_holes(old),
-            _ => {}
+    if let (Err(_), Some(forgotten), Some(old)) = (at, forgotten, old) {
+        super::stays(forgotten, &[old]);
+    }
+    if let Some(tail) = old.and_then(|old| behind(old, at.is_ok())) {
+        match at {
+            Ok(_) => _ = super::forget_unmapped(tail),
+            Err(_) => super::forget_holes(tail),
         }
     }
     Ok(at.map_err(|errno| failed("mmap", addr as usize, len, errno))? as *mut u8)
 }
 
-/// A call may fail when the old mapping is gone already: for huge pages, or a file that refuses.
-#[cold]
-fn forget_holes(range: PageRange) {
-    let forget = |at: usize, end: usize| {
-        if at < end {
-            let _ = super::forget_unmapped(PageRange::new(at, end));
-        }
+/// The range of a mapping that the call replaces.
+fn replaced(start: usize, len: usize, flags: i32) -> Option<PageRange> {
+    let page = os::page_size();
+    let end = start.checked_add(len.checked_next_multiple_of(page)?)?;
+    let fits = replaces(flags) && start % page == 0 && start < end && end <= isize::MAX as usize;
+    fits.then_some(PageRange { start, end })
+}
+
+/// What the kernel may have replaced behind a range, because it rounds the length up to huge pages of
+/// hugetlbfs. `None` if tenure knows of no lock there.
+fn behind(old: PageRange, is_made: bool) -> Option<PageRange> {
+    const LARGEST: usize = 1 << 30;
+    let tail = |unit| {
+        let end = old.end.checked_next_multiple_of(unit)?;
+        (old.end < end).then_some(PageRange { start: old.end, end })
     };
-    let mut at = range.start;
-    let listed = maps::each_mapping(range, |mapping| {
-        forget(at, mapping.start.min(range.end));
-        at = mapping.end;
-    });
-    if listed.is_ok() {
-        forget(at, range.end);
+    let all = tail(LARGEST).filter(|tail| super::may_be_locked(*tail))?;
+    match is_made {
+        true => tail(maps::describe(old).ok()?.first()?.page_size),
+        false => Some(all),
     }
 }
 

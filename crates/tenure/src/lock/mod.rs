@@ -77,6 +77,7 @@ pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
 pub use secret::Secret;
 pub use within::{within, Within, WithinStatus};
 
+use crate::os::maps;
 use crate::range::PageRange;
 
 /// Drops all claims on a range that is being unmapped, so that the next mapping there neither
@@ -90,6 +91,27 @@ pub(crate) fn forget_unmapped(range: PageRange) -> Unmapping {
 /// (Unless a thread has used locks meanwhile: then these pages stay locked until munlock(2).)
 pub(crate) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
     ledger::stays(unmapping, parts);
+    // A mmap(2) may fail when the old mapping is gone: for huge pages, for a file that refuses, and
+    // before Linux 6.12 at the limit of memory.
+    parts.iter().for_each(|part| forget_holes(*part));
+}
+
+/// Drops the claims on memory that is not mapped.
+#[cold]
+fn forget_holes(range: PageRange) {
+    let forget = |at: usize, end: usize| {
+        if at < end {
+            let _ = forget_unmapped(PageRange::new(at, end));
+        }
+    };
+    let mut at = range.start;
+    let listed = maps::each_mapping(range, |mapping| {
+        forget(at, mapping.start.min(range.end));
+        at = mapping.end;
+    });
+    if listed.is_ok() {
+        forget(at, range.end);
+    }
 }
 
 /// Returns whether tenure may know of a lock in the range.

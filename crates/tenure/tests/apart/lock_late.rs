@@ -94,24 +94,34 @@ fn where_mmap_fails_guards_have_what_is_still_there() {
         const HUGE: usize = 2 << 20;
         let whole = Area::new(2 * HUGE / PAGE);
         let at = whole.page(0).map_addr(|at| at.next_multiple_of(HUGE));
-        let fails = |flags: i32| {
+        let fails = |len: usize, flags: i32| {
             let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | flags;
             // SAFETY: the test's own addresses, to which nothing refers.
-            let made = unsafe { lock::mmap(at, HUGE, RW, flags, -1, 0) };
+            let made = unsafe { lock::mmap(at, len, RW, flags, -1, 0) };
             made.err().map(|error| error.errno())
         };
-        let guard = lock(at, PAGE, When::Now).unwrap();
-        assert_eq!(fails(0), Some(libc::EBADF));
-        drop(guard);
-        assert_eq!(vm_lck(), 0);
-        let guard = lock(at, PAGE, When::Now).unwrap();
-        if fails(libc::MAP_ANONYMOUS | libc::MAP_HUGETLB) != Some(libc::ENOMEM) {
-            skip!("huge pages are free here");
+        let map_huge = |flags| {
+            let flags = ANONYMOUS | libc::MAP_FIXED | flags;
+            // SAFETY: the test's own addresses, to which nothing refers.
+            assert_eq!(unsafe { libc::mmap(at.cast(), HUGE, RW, flags, -1, 0) }, at.cast());
+        };
+        // The kernel rounds a length up to huge pages.
+        for len in [HUGE, PAGE] {
+            map_huge(0);
+            let guarded = at.map_addr(|at| at + HUGE - PAGE);
+            let guard = lock(guarded, PAGE, When::Now).unwrap();
+            assert_eq!(fails(HUGE, 0), Some(libc::EBADF));
+            drop(guard);
+            assert_eq!(vm_lck(), 0);
+            let guard = lock(guarded, PAGE, When::Now).unwrap();
+            if fails(len, libc::MAP_ANONYMOUS | libc::MAP_HUGETLB) != Some(libc::ENOMEM) {
+                skip!("huge pages are free here");
+            }
+            map_huge(libc::MAP_LOCKED);
+            let locked = vm_lck();
+            drop(guard);
+            assert_eq!(vm_lck(), locked, "the next owner's");
         }
-        map_at(at, libc::MAP_LOCKED);
-        let locked = vm_lck();
-        drop(guard);
-        assert_eq!(vm_lck(), locked, "the next owner's");
     });
 }
 
