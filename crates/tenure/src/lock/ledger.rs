@@ -147,7 +147,7 @@ pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
 pub(super) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
     /// A thread that has opened the ledger has taken the marks, and it may be this one: a signal handler
     /// unmaps, too.
-    const TIMES: usize = 50;
+    const TIMES: usize = 200;
     let Unmapping { range, number, note } = unmapping;
     let goes = |gone| _ = FORGOTTEN.note(gone);
     if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {

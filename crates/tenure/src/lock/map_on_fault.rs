@@ -31,7 +31,8 @@ use rustix::fd::AsFd;
 /// One system call.
 ///
 /// # Errors
-/// Those of `mmap`, with its errno.
+/// Those of `mmap`, with its errno. If another thread uses locks during a call with `MAP_FIXED` that
+/// fails, what guards have locked there stays locked until munlock(2).
 ///
 /// # Safety
 /// As for [`mmap_on_fault`].
@@ -52,37 +53,29 @@ pub unsafe fn mmap(
     let at = unsafe { raw_map::map(addr as usize, len, prot, flags, fd, off) };
     if let (Err(_), Some(forgotten), Some(old)) = (at, forgotten, old) {
         super::stays(forgotten, &[old]);
-    }
-    if let Some(tail) = old.and_then(|old| behind(old, at.is_ok())) {
-        match at {
-            Ok(_) => _ = super::forget_unmapped(tail),
-            Err(_) => super::forget_holes(tail),
+        let may_be_huge = flags & libc::MAP_HUGETLB != 0 || flags & libc::MAP_ANONYMOUS == 0;
+        if let Some(tail) = behind(old).filter(|_| may_be_huge) {
+            super::forget_holes(tail);
         }
     }
     Ok(at.map_err(|errno| failed("mmap", addr as usize, len, errno))? as *mut u8)
 }
 
-/// The range of a mapping that the call replaces.
+/// The range of a mapping that the call replaces. No guard has the page at address 0.
 fn replaced(start: usize, len: usize, flags: i32) -> Option<PageRange> {
     let page = os::page_size();
     let end = start.checked_add(len.checked_next_multiple_of(page)?)?;
-    let fits = replaces(flags) && start % page == 0 && start < end && end <= isize::MAX as usize;
+    let (is_aligned, start) = (start % page == 0, start.max(page));
+    let fits = replaces(flags) && is_aligned && start < end && end <= isize::MAX as usize;
     fits.then_some(PageRange { start, end })
 }
 
-/// What the kernel may have replaced behind a range, because it rounds the length up to huge pages of
-/// hugetlbfs. `None` if tenure knows of no lock there.
-fn behind(old: PageRange, is_made: bool) -> Option<PageRange> {
+/// Where a call may have unmapped more than its range before it failed: the kernel rounds the length
+/// up to huge pages of hugetlbfs.
+fn behind(old: PageRange) -> Option<PageRange> {
     const LARGEST: usize = 1 << 30;
-    let tail = |unit| {
-        let end = old.end.checked_next_multiple_of(unit)?;
-        (old.end < end).then_some(PageRange { start: old.end, end })
-    };
-    let all = tail(LARGEST).filter(|tail| super::may_be_locked(*tail))?;
-    match is_made {
-        true => tail(maps::describe(old).ok()?.first()?.page_size),
-        false => Some(all),
-    }
+    let end = old.end.checked_next_multiple_of(LARGEST)?;
+    (old.end < end).then_some(PageRange { start: old.end, end })
 }
 
 fn replaces(flags: i32) -> bool {

@@ -93,12 +93,16 @@ pub(crate) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
     ledger::stays(unmapping, parts);
     // A mmap(2) may fail when the old mapping is gone: for huge pages, for a file that refuses, and
     // before Linux 6.12 at the limit of memory.
-    parts.iter().for_each(|part| forget_holes(*part));
+    let may_have_holes = |part: &&PageRange| !maps::is_mapped(**part);
+    parts.iter().filter(may_have_holes).for_each(|part| forget_holes(*part));
 }
 
 /// Drops the claims on memory that is not mapped.
 #[cold]
 fn forget_holes(range: PageRange) {
+    if !may_be_locked(range) {
+        return;
+    }
     let forget = |at: usize, end: usize| {
         if at < end {
             let _ = forget_unmapped(PageRange::new(at, end));
