@@ -92,8 +92,12 @@ fn what_a_failed_call_leaves_is_unlocked_by_its_guards() {
 fn where_mmap_fails_guards_have_what_is_still_there() {
     promised(this_test!(), || {
         const HUGE: usize = 2 << 20;
-        let whole = Area::new(2 * HUGE / PAGE);
-        let at = whole.page(0).map_addr(|at| at.next_multiple_of(HUGE));
+        // Far below the place where the kernel puts what a thread that starts maps: a hole stays one.
+        let low = std::ptr::without_provenance_mut(64 << 30);
+        // SAFETY: a new mapping.
+        let whole = unsafe { libc::mmap(low, 2 * HUGE, RW, ANONYMOUS, -1, 0) };
+        assert_ne!(whole, libc::MAP_FAILED);
+        let at = whole.cast::<u8>().map_addr(|at| at.next_multiple_of(HUGE));
         let fails = |len: usize, flags: i32| {
             let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | flags;
             // SAFETY: the test's own addresses, to which nothing refers.
