@@ -1,9 +1,9 @@
 //! What an unmap leaves for the next use of the ledger.
 //!
 //! A signal handler may unmap memory while its thread has the ledger, and an allocator while the
-//! program's code has the allocator's locks. So an unmap neither waits for the ledger nor allocates.
-//! If no thread has the ledger, the unmap marks the parts that go in it. Otherwise, and for a part of
-//! a part, it notes the range here.
+//! program's code has the allocator's locks. So an unmap does not allocate, and waits for the ledger for
+//! 1 ms at most. If it gets the ledger, it marks the parts that go in it. Otherwise, and for a part of a
+//! part, it notes the range here.
 
 use crate::os::HUGE_PAGE;
 use crate::range::PageRange;

@@ -9,11 +9,12 @@
 use super::claims::Claims;
 use super::forgotten::{Forgotten, Places, Unmapping};
 use super::When;
-use crate::os::generation;
+use crate::os::{clock, generation};
 use crate::range::PageRange;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 /// See the head of the module.
 #[derive(Debug, Default)]
@@ -127,45 +128,68 @@ pub(super) fn may_know(range: PageRange) -> bool {
         .unwrap_or(false)
 }
 
-/// Drops all claims on a range that is being unmapped, at the latest when the ledger is next used.
-/// Allocates nothing and does not wait. (If 4,096 ranges are noted that cut a part or came while a
-/// thread had the ledger, the claims stay.)
-pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
-    let mut number = 0;
-    let mark = |ledger: &mut Ledger| {
-        let (marked, cuts) = ledger.mark_gone(range);
-        number = marked;
-        cuts
+/// As [`glance`], but asks again while a thread has the ledger, for about 1 ms. Returns `false` if the
+/// ledger is still busy: its thread takes long, or it is this one, and a signal handler asks.
+fn glance_soon(mut look: impl FnMut(&mut Ledger)) -> bool {
+    const LONGEST: Duration = Duration::from_millis(1);
+    let mut looked = |ledger: &mut Ledger| {
+        look(ledger);
+        true
     };
-    let is_to_be_noted = glance(mark, || PLACES.may_have(range)) == Some(true);
+    let until = clock::monotonic() + LONGEST;
+    while glance(&mut looked, || false) == Some(false) {
+        if clock::monotonic() >= until {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// Drops all claims on a range that is being unmapped, at the latest when the ledger is next used.
+/// Allocates nothing. (If 4,096 ranges are noted that cut a part or came while a thread had the
+/// ledger, the claims stay.)
+pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
+    let mut marked = None;
+    let mut mark = |ledger: &mut Ledger| {
+        marked = Some(ledger.mark_gone(range));
+        false
+    };
+    let is_busy = glance(&mut mark, || PLACES.may_have(range)) == Some(true);
+    if is_busy {
+        // That thread may be about to unlock these pages, which must not be the next owner's then.
+        glance_soon(|ledger| _ = mark(ledger));
+    }
+    let (number, is_to_be_noted) = marked.unwrap_or((0, is_busy));
     let note = if is_to_be_noted { FORGOTTEN.note(range) } else { None };
     Unmapping { range, number, note }
 }
 
 /// The kernel has not unmapped these parts, which are in order: their claims are as before, unless a
-/// thread has opened the ledger since. Allocates nothing, and waits only for a thread that glances.
+/// thread has opened the ledger since. Allocates nothing.
 pub(super) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
-    /// A thread that has opened the ledger has taken the marks, and it may be this one: a signal handler
-    /// unmaps, too.
-    const TIMES: usize = 200;
     let Unmapping { range, number, note } = unmapping;
     let goes = |gone| _ = FORGOTTEN.note(gone);
     if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {
         outside(parts, range, goes);
     }
-    for _ in 0..if number > 0 { TIMES } else { 0 } {
-        let is_busy = glance(
-            |ledger| {
-                ledger.stays(parts, number, goes);
-                false
-            },
-            || true,
-        );
-        if is_busy != Some(true) {
-            return;
-        }
-        std::thread::yield_now();
+    if number > 0 {
+        // A thread that has opened the ledger has taken the marks.
+        glance_soon(|ledger| ledger.stays(parts, number, goes));
     }
+}
+
+/// Drops the claims on those parts of a range that are not mapped. `each_hole` finds them while this has
+/// the ledger: otherwise another thread could map and lock memory there meanwhile. Allocates nothing.
+pub(super) fn forget_holes(each_hole: impl Fn(&mut dyn FnMut(PageRange))) {
+    glance_soon(|ledger| {
+        each_hole(&mut |hole| {
+            let (_, cuts) = ledger.mark_gone(hole);
+            if cuts {
+                FORGOTTEN.note(hole);
+            }
+        });
+    });
 }
 
 /// Calls `gone` for what a range has outside the parts that stay.

@@ -31,8 +31,10 @@ use rustix::fd::AsFd;
 /// One system call.
 ///
 /// # Errors
-/// Those of `mmap`, with its errno. If another thread uses locks during a call with `MAP_FIXED` that
-/// fails, what guards have locked there stays locked until munlock(2).
+/// Those of `mmap`, with its errno. If another thread uses locks or unmaps during a call with `MAP_FIXED`
+/// that fails, what guards have locked there may stay locked until munlock(2). Such a call may have
+/// unmapped the old memory (no huge page was free, the file refused): if another thread maps memory
+/// there before it returns, the old guards unlock that.
 ///
 /// # Safety
 /// As for [`mmap_on_fault`].

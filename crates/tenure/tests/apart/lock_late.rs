@@ -130,6 +130,78 @@ fn where_mmap_fails_guards_have_what_is_still_there() {
     });
 }
 
+/// Then the mappings cannot be listed.
+#[test]
+fn where_mmap_fails_without_descriptors_guards_have_nothing_of_the_next_owner() {
+    promised(this_test!(), || {
+        const HUGE: usize = 2 << 20;
+        // See `where_mmap_fails_guards_have_what_is_still_there`.
+        let at = std::ptr::without_provenance_mut::<u8>(64 << 30);
+        let map = |flags: i32| {
+            let flags = ANONYMOUS | flags;
+            // SAFETY: the test's own addresses, to which nothing refers.
+            assert_eq!(unsafe { libc::mmap(at.cast(), HUGE, RW, flags, -1, 0) }, at.cast());
+        };
+        map(libc::MAP_FIXED_NOREPLACE);
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a plain system call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        let guard = lock(at, PAGE, When::Now).unwrap();
+        let flags = ANONYMOUS | libc::MAP_FIXED | libc::MAP_HUGETLB;
+        // SAFETY: the test's own addresses, to which nothing refers.
+        let made = unsafe { lock::mmap(at, HUGE, RW, flags, -1, 0) };
+        if made.err().map(|error| error.errno()) != Some(libc::ENOMEM) {
+            skip!("huge pages are free here");
+        }
+        map(libc::MAP_FIXED_NOREPLACE);
+        // SAFETY: locks a page of the test's own.
+        assert_eq!(unsafe { libc::mlock(at.cast(), PAGE) }, 0);
+        drop(guard);
+        // SAFETY: the kernel refuses to discard what is locked, and reads nothing.
+        let discarded = unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) };
+        assert_eq!(discarded, -1, "the next owner's page is unlocked");
+    });
+}
+
+/// tenure looks behind the range, because the kernel may have rounded its length up to huge pages.
+#[test]
+fn a_failing_mmap_takes_nothing_from_guards_elsewhere() {
+    promised(this_test!(), || {
+        let map = |at: *mut u8| {
+            let flags = ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            // SAFETY: replaces nothing.
+            assert_eq!(unsafe { libc::mmap(at.cast(), PAGE, RW, flags, -1, 0) }, at.cast());
+        };
+        let at = |mib: usize| std::ptr::without_provenance_mut::<u8>((64 << 30) + (mib << 20));
+        [at(0), at(128)].map(map);
+        let _another = lock(at(128), PAGE, When::Now).unwrap();
+        let ends = AtomicBool::new(false);
+        let leaks = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+                while !ends.load(Ordering::Relaxed) {
+                    // SAFETY: the test's own page. No file is open as -1.
+                    let made = unsafe { lock::mmap(at(0), PAGE, RW, flags, -1, 0) };
+                    if made.map_err(|error| error.errno()) != Err(libc::EBADF) {
+                        break;
+                    }
+                }
+            });
+            let left_locked = |_: &usize| {
+                map(at(256));
+                drop(lock(at(256), PAGE, When::Now));
+                // SAFETY: the kernel refuses to discard what is locked, and nothing reads the page.
+                let refused = unsafe { libc::madvise(at(256).cast(), PAGE, libc::MADV_DONTNEED) };
+                unmap(at(256), PAGE).is_err() || refused != 0
+            };
+            let leaks = (0..5000).filter(left_locked).count();
+            ends.store(true, Ordering::Relaxed);
+            leaks
+        });
+        assert_eq!(leaks, 0);
+    });
+}
+
 /// Nothing is marked, and the range is short: tenure need not look at it for anything else.
 #[test]
 fn what_munmap_refuses_stays_locked_until_its_guards_end() {
