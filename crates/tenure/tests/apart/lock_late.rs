@@ -173,7 +173,7 @@ fn a_failing_mmap_takes_nothing_from_guards_elsewhere() {
             assert_eq!(unsafe { libc::mmap(at.cast(), PAGE, RW, flags, -1, 0) }, at.cast());
         };
         let at = |mib: usize| std::ptr::without_provenance_mut::<u8>((64 << 30) + (mib << 20));
-        [at(0), at(128)].map(map);
+        [at(0), at(128)].into_iter().for_each(map);
         let _another = lock(at(128), PAGE, When::Now).unwrap();
         let ends = AtomicBool::new(false);
         let leaks = std::thread::scope(|scope| {
