@@ -7,14 +7,13 @@
 #![allow(unsafe_code, reason = "keeps one ledger for each process, by pointer")]
 
 use super::claims::Claims;
-use super::forgotten::{Forgotten, Places, Unmapping};
+use super::forgotten::{Forgotten, Places};
 use super::When;
-use crate::os::{clock, generation};
+use crate::os::generation;
 use crate::range::PageRange;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
 
 /// See the head of the module.
 #[derive(Debug, Default)]
@@ -84,9 +83,9 @@ fn home() -> &'static Home {
 }
 
 /// For the whole process, as [`HOME`] is.
-static FORGOTTEN: Forgotten = Forgotten::new();
+pub(super) static FORGOTTEN: Forgotten = Forgotten::new();
 /// For the whole process, as [`HOME`] is.
-static PLACES: Places = Places::new();
+pub(super) static PLACES: Places = Places::new();
 
 /// Returns this process's ledger. Its lock orders all changes that tenure makes to locks.
 pub(super) fn open() -> MutexGuard<'static, Ledger> {
@@ -111,7 +110,10 @@ pub(super) fn open_if(generation: u64) -> Option<MutexGuard<'static, Ledger>> {
 
 /// Returns what `look` finds in the ledger; `None` if this process has none yet, and `busy` if a
 /// thread has it. Allocates nothing and does not wait.
-fn glance<R>(look: impl FnOnce(&mut Ledger) -> R, busy: impl FnOnce() -> R) -> Option<R> {
+pub(super) fn glance<R>(
+    look: impl FnOnce(&mut Ledger) -> R,
+    busy: impl FnOnce() -> R,
+) -> Option<R> {
     // SAFETY: the pointer is null, or a `Home` that was leaked before it was stored and is never
     // freed.
     let home = unsafe { HOME.load(Ordering::Acquire).as_ref() }?;
@@ -122,78 +124,8 @@ fn glance<R>(look: impl FnOnce(&mut Ledger) -> R, busy: impl FnOnce() -> R) -> O
     })
 }
 
-/// Returns whether there may be entries for the range.
-pub(super) fn may_know(range: PageRange) -> bool {
-    glance(|ledger| ledger.parts_in(range).next().is_some(), || PLACES.may_have(range))
-        .unwrap_or(false)
-}
-
-/// As [`glance`], but asks again while a thread has the ledger, for about 1 ms. Returns `false` if the
-/// ledger is still busy: its thread takes long, or it is this one, and a signal handler asks.
-fn glance_soon(mut look: impl FnMut(&mut Ledger)) -> bool {
-    const LONGEST: Duration = Duration::from_millis(1);
-    let mut looked = |ledger: &mut Ledger| {
-        look(ledger);
-        true
-    };
-    let until = clock::monotonic() + LONGEST;
-    while glance(&mut looked, || false) == Some(false) {
-        if clock::monotonic() >= until {
-            return false;
-        }
-        std::thread::yield_now();
-    }
-    true
-}
-
-/// Drops all claims on a range that is being unmapped, at the latest when the ledger is next used.
-/// Allocates nothing. (If 4,096 ranges are noted that cut a part or came while a thread had the
-/// ledger, the claims stay.)
-pub(super) fn forget_unmapped(range: PageRange) -> Unmapping {
-    let mut marked = None;
-    let mut mark = |ledger: &mut Ledger| {
-        marked = Some(ledger.mark_gone(range));
-        false
-    };
-    let is_busy = glance(&mut mark, || PLACES.may_have(range)) == Some(true);
-    if is_busy {
-        // That thread may be about to unlock these pages, which must not be the next owner's then.
-        glance_soon(|ledger| _ = mark(ledger));
-    }
-    let (number, is_to_be_noted) = marked.unwrap_or((0, is_busy));
-    let note = if is_to_be_noted { FORGOTTEN.note(range) } else { None };
-    Unmapping { range, number, note }
-}
-
-/// The kernel has not unmapped these parts, which are in order: their claims are as before, unless a
-/// thread has opened the ledger since. Allocates nothing.
-pub(super) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
-    let Unmapping { range, number, note } = unmapping;
-    let goes = |gone| _ = FORGOTTEN.note(gone);
-    if note.is_some_and(|note| FORGOTTEN.take_back(note, range)) {
-        outside(parts, range, goes);
-    }
-    if number > 0 {
-        // A thread that has opened the ledger has taken the marks.
-        glance_soon(|ledger| ledger.stays(parts, number, goes));
-    }
-}
-
-/// Drops the claims on those parts of a range that are not mapped. `each_hole` finds them while this has
-/// the ledger: otherwise another thread could map and lock memory there meanwhile. Allocates nothing.
-pub(super) fn forget_holes(each_hole: impl Fn(&mut dyn FnMut(PageRange))) {
-    glance_soon(|ledger| {
-        each_hole(&mut |hole| {
-            let (_, cuts) = ledger.mark_gone(hole);
-            if cuts {
-                FORGOTTEN.note(hole);
-            }
-        });
-    });
-}
-
 /// Calls `gone` for what a range has outside the parts that stay.
-fn outside(stays: &[PageRange], range: PageRange, mut gone: impl FnMut(PageRange)) {
+pub(super) fn outside(stays: &[PageRange], range: PageRange, mut gone: impl FnMut(PageRange)) {
     let mut at = range.start;
     for part in stays.iter().filter(|part| part.end > range.start && part.start < range.end) {
         if at < part.start {
@@ -250,7 +182,7 @@ impl Ledger {
     }
 
     /// Returns the parts that reach into the range and are not gone, with their ends and claims.
-    fn parts_in(&self, range: PageRange) -> impl Iterator<Item = (usize, usize, &Claims)> {
+    pub fn parts_in(&self, range: PageRange) -> impl Iterator<Item = (usize, usize, &Claims)> {
         let before = self.parts.range(..range.start).next_back();
         let before = before.filter(move |(_, (end, _))| *end > range.start);
         let inside = self.parts.range(range.start..range.end);
@@ -260,7 +192,7 @@ impl Ledger {
 
     /// Marks the parts that are inside the range as gone. Returns the number of the mark, and whether
     /// the range also cuts a part, which this does not change. Allocates nothing.
-    fn mark_gone(&mut self, range: PageRange) -> (u32, bool) {
+    pub fn mark_gone(&mut self, range: PageRange) -> (u32, bool) {
         let cuts =
             self.parts_in(range).any(|(start, end, _)| start < range.start || end > range.end);
         self.unmaps = self.unmaps.wrapping_add(1).max(1);
@@ -274,7 +206,7 @@ impl Ledger {
 
     /// Takes the mark of this number from what stays. Calls `gone` for the rest of its parts. Allocates
     /// nothing.
-    fn stays(&mut self, stays: &[PageRange], number: u32, mut gone: impl FnMut(PageRange)) {
+    pub fn stays(&mut self, stays: &[PageRange], number: u32, mut gone: impl FnMut(PageRange)) {
         for (start, (end, claims)) in &mut self.parts {
             let reaches_in = |part: &PageRange| part.start < *end && *start < part.end;
             if claims.gone == number && stays.iter().any(reaches_in) {

@@ -57,7 +57,7 @@ pub unsafe fn mmap(
         super::stays(forgotten, &[old]);
         let may_be_huge = flags & libc::MAP_HUGETLB != 0 || flags & libc::MAP_ANONYMOUS == 0;
         if let Some(tail) = behind(old).filter(|_| may_be_huge) {
-            super::forget_holes(tail);
+            super::unmaps::forget_holes(tail);
         }
     }
     Ok(at.map_err(|errno| failed("mmap", addr as usize, len, errno))? as *mut u8)

@@ -62,6 +62,7 @@ mod mlock2;
 mod mlockall;
 mod receipt;
 mod secret;
+mod unmaps;
 mod within;
 
 pub use self::mlockall::{mlockall, munlockall2, Scope};
@@ -75,57 +76,5 @@ pub use map_on_fault::{mmap, mmap_on_fault};
 pub use mlock2::{mlock2, munlock2};
 pub use receipt::{receipt, receipt_of_everything, Part, Receipt, State};
 pub use secret::Secret;
+pub(crate) use unmaps::{forget_unmapped, may_be_locked, stays};
 pub use within::{within, Within, WithinStatus};
-
-use crate::os::{maps, page_size};
-use crate::range::PageRange;
-
-/// Drops all claims on a range that is being unmapped, so that the next mapping there neither
-/// inherits nor loses a lock. One load if nothing was locked through tenure. A signal handler and an
-/// allocator may call it.
-pub(crate) fn forget_unmapped(range: PageRange) -> Unmapping {
-    ledger::forget_unmapped(range)
-}
-
-/// The kernel has not unmapped these parts of the range, which are in order: their locks are as before.
-/// (Unless a thread has used locks meanwhile: then these pages stay locked until munlock(2).)
-pub(crate) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
-    ledger::stays(unmapping, parts);
-    // A mmap(2) may fail when the old mapping is gone: for huge pages, for a file that refuses, and
-    // before Linux 6.12 at the limit of memory.
-    let may_have_holes = |part: &&PageRange| !maps::is_mapped(**part);
-    parts.iter().filter(may_have_holes).for_each(|part| forget_holes(*part));
-}
-
-/// Drops the claims on memory that is not mapped.
-#[cold]
-fn forget_holes(range: PageRange) {
-    if may_be_locked(range) {
-        ledger::forget_holes(|hole| each_hole(range, hole));
-    }
-}
-
-fn each_hole(range: PageRange, hole: &mut dyn FnMut(PageRange)) {
-    let mut tell = |start: usize, end: usize| {
-        if start < end {
-            hole(PageRange::new(start, end));
-        }
-    };
-    let mut at = range.start;
-    let listed = maps::each_mapping(range, |mapping| {
-        tell(at, mapping.start.min(range.end));
-        at = mapping.end;
-    });
-    match listed {
-        Ok(()) => tell(at, range.end),
-        // No descriptor is free, or there is no /proc: 130 ns for each page.
-        Err(_) => {
-            range.pieces(page_size()).filter(|page| !maps::is_mapped(*page)).for_each(hole);
-        }
-    }
-}
-
-/// Returns whether tenure may know of a lock in the range.
-pub(crate) fn may_be_locked(range: PageRange) -> bool {
-    ledger::may_know(range)
-}

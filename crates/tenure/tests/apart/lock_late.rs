@@ -146,7 +146,7 @@ fn where_mmap_fails_without_descriptors_guards_have_nothing_of_the_next_owner() 
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a plain system call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
-        let guard = lock(at, PAGE, When::Now).unwrap();
+        let guard = lock(at, LEN, When::Now).unwrap();
         let flags = ANONYMOUS | libc::MAP_FIXED | libc::MAP_HUGETLB;
         // SAFETY: the test's own addresses, to which nothing refers.
         let made = unsafe { lock::mmap(at, HUGE, RW, flags, -1, 0) };
@@ -154,12 +154,12 @@ fn where_mmap_fails_without_descriptors_guards_have_nothing_of_the_next_owner() 
             skip!("huge pages are free here");
         }
         map(libc::MAP_FIXED_NOREPLACE);
-        // SAFETY: locks a page of the test's own.
-        assert_eq!(unsafe { libc::mlock(at.cast(), PAGE) }, 0);
+        // SAFETY: locks pages of the test's own.
+        assert_eq!(unsafe { libc::mlock(at.cast(), LEN) }, 0);
         drop(guard);
         // SAFETY: the kernel refuses to discard what is locked, and reads nothing.
-        let discarded = unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) };
-        assert_eq!(discarded, -1, "the next owner's page is unlocked");
+        let discarded = unsafe { libc::madvise(at.cast(), LEN, libc::MADV_DONTNEED) };
+        assert_eq!(discarded, -1, "the next owner's pages are unlocked");
     });
 }
 
@@ -167,38 +167,42 @@ fn where_mmap_fails_without_descriptors_guards_have_nothing_of_the_next_owner() 
 #[test]
 fn a_failing_mmap_takes_nothing_from_guards_elsewhere() {
     promised(this_test!(), || {
+        let at = |mib: usize| std::ptr::without_provenance_mut::<u8>((64 << 30) + (mib << 20));
         let map = |at: *mut u8| {
             let flags = ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
             // SAFETY: replaces nothing.
-            assert_eq!(unsafe { libc::mmap(at.cast(), PAGE, RW, flags, -1, 0) }, at.cast());
+            unsafe { libc::mmap(at.cast(), PAGE, RW, flags, -1, 0) == at.cast() }
         };
-        let at = |mib: usize| std::ptr::without_provenance_mut::<u8>((64 << 30) + (mib << 20));
-        [at(0), at(128)].into_iter().for_each(map);
+        assert!(map(at(0)) && map(at(128)));
         let _another = lock(at(128), PAGE, When::Now).unwrap();
         let ends = AtomicBool::new(false);
-        let leaks = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-                while !ends.load(Ordering::Relaxed) {
-                    // SAFETY: the test's own page. No file is open as -1.
-                    let made = unsafe { lock::mmap(at(0), PAGE, RW, flags, -1, 0) };
-                    if made.map_err(|error| error.errno()) != Err(libc::EBADF) {
-                        break;
+        let fails = || {
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            // SAFETY: the test's own page. No file is open as -1.
+            let made = unsafe { lock::mmap(at(0), PAGE, RW, flags, -1, 0) };
+            made.is_err_and(|error| error.errno() == libc::EBADF)
+        };
+        let is_unlocked_after = |_: &usize| {
+            let is_locked = map(at(256)) && lock(at(256), PAGE, When::Now).map(drop).is_ok();
+            // SAFETY: the kernel refuses to discard what is locked, and nothing reads the page.
+            let discarded = unsafe { libc::madvise(at(256).cast(), PAGE, libc::MADV_DONTNEED) };
+            unmap(at(256), PAGE).is_ok() && is_locked && discarded == 0
+        };
+        const ROUNDS: usize = 5000;
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| {
+                while fails() {
+                    if ends.load(Ordering::Relaxed) {
+                        return true;
                     }
                 }
+                false
             });
-            let left_locked = |_: &usize| {
-                map(at(256));
-                drop(lock(at(256), PAGE, When::Now));
-                // SAFETY: the kernel refuses to discard what is locked, and nothing reads the page.
-                let refused = unsafe { libc::madvise(at(256).cast(), PAGE, libc::MADV_DONTNEED) };
-                unmap(at(256), PAGE).is_err() || refused != 0
-            };
-            let leaks = (0..5000).filter(left_locked).count();
+            let unlocked = (0..ROUNDS).filter(is_unlocked_after).count();
             ends.store(true, Ordering::Relaxed);
-            leaks
+            assert!(failing.join().unwrap());
+            assert_eq!(unlocked, ROUNDS);
         });
-        assert_eq!(leaks, 0);
     });
 }
 
