@@ -2360,7 +2360,7 @@ int tenure_pool_configure(const struct tenure_pool_opts *opts);
 int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
 
 /**
- * Unmaps as munmap does, and a large mapping in a few microseconds. When the call returns, the
+ * Unmaps as munmap does, and a large mapping in some 10 us, and 0.2 ms for each GiB at most. When the call returns, the
  * addresses are free: a touch raises SIGSEGV, and a new mapping may take them. The worker gives
  * the memory back in the background, and other threads can map, unmap and fault meanwhile. As with
  * munmap the range may hold any mappings and holes, and the length is rounded up to pages.
@@ -2373,13 +2373,14 @@ int tenure_pool_stats(struct tenure_pool_stats *out, size_t size);
  * Errors: munmap's. EINVAL: empty, unaligned, past the end of the address space, or its ends cut a
  * huge page of hugetlbfs. EPERM: sealed. ENOMEM: it would cut a mapping in two, and there are
  * vm.max_map_count already. EDEADLK: a signal handler calls it in the middle of a call of its thread
- * for memory that is marked volatile; unmap it later. Nothing is changed then. Where the kernel
- * refuses a part of a large range that it would have taken a moment before (a filter that fails
- * munmap), the other parts are gone. Where tenure could not find out before that the kernel refuses
- * (such a filter; a sealed mapping where mremap is refused; no /proc; too many mappings, for memory
- * with both MADV_DONTDUMP and MADV_DONTFORK), marked memory that stays counts
- * as purged, as memory of this process that is not marked does from there on, and guards no longer
- * keep its locks.
+ * for memory that is marked volatile; unmap it later. Nothing is changed then.
+ *
+ * A large range goes in parts. If the kernel refuses a part late (a filter that fails munmap), the
+ * other parts are gone. Sometimes tenure cannot find out before whether the kernel will refuse: with
+ * such a filter; for a sealed mapping where mremap is refused; without /proc; with too many mappings,
+ * for memory with both MADV_DONTDUMP and MADV_DONTFORK. Memory that stays then is no longer marked,
+ * and counts as purged. From then on each unmark of memory that is not marked says so, too. If another
+ * thread has used locks meanwhile, guards no longer end the locks of this memory.
  */
 int tenure_munmap(void *addr,
                   size_t len);

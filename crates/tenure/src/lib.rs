@@ -70,7 +70,7 @@
 //! # When not to use it
 //!
 //! - The data cannot be made again: use swap or zswap, and `memory.low`.
-//! - The working set always fits: a cache with a fixed size does as well, a little faster.
+//! - The working set always fits: a cache with a fixed size does as well, and can be a little faster.
 //! - Resident memory must fall at once: offered memory counts in RSS until the kernel takes it.
 
 #![deny(unsafe_code)]

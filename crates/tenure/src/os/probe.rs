@@ -162,9 +162,9 @@ const TEXTS: &[(Texts, Attempt)] = &[
         Texts {
             name: "userfaultfd",
             what: "a touch of a purged page raises SIGBUS (userfaultfd, user mode only, 5.11+)",
-            consequence: "tenure finds purges by one remembered word a page: exactly at unmark, but a \
-                          touch without unmark reads zeros, 4 KiB pages cost 10 bytes each, and \
-                          the program must not write to marked memory",
+            consequence: "tenure remembers one word of each page, and finds purges by it at an unmark, \
+                          exactly. A touch without an unmark reads zeros. Each 4 KiB page costs 10 \
+                          bytes. The program must not write to marked memory",
             remedy: "allow userfaultfd in the seccomp profile, or give the process /dev/userfaultfd (6.1+)",
             newer: Some(((5, 11), "use Linux 5.11 or later")),
             absent: Status::Degraded,

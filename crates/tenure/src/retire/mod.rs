@@ -148,21 +148,22 @@ pub struct Pending {
 /// # Cost
 /// Some 10 µs, and 0.2 ms for each GiB at most, where the range is moved. The first call does the
 /// work of [`prepare`] as well. Under a memory cgroup's limit it also gives memory back until the
-/// worker runs, or at most a sixteenth of what is free waits.
+/// worker runs, or at most a sixteenth of what is free waits. If another thread changes locks, and the range
+/// may have been locked, the call waits for it, for 1 ms at most.
 ///
 /// # Errors
 /// munmap's. `EINVAL`: empty, unaligned or past the end of the address space, or its ends cut a
 /// huge page of hugetlbfs. `EPERM`: sealed (`mseal`). `ENOMEM`: the range lies inside a mapping
-/// that would have to be split, and there are `vm.max_map_count` already. Nothing is changed then.
-/// A large range goes in parts: where the kernel refuses one that it would have taken a moment
-/// before (a filter that fails `munmap`), the others are gone. Where tenure could not find out before
-/// that the kernel refuses (such a filter; a sealed mapping where mremap(2) is refused; no `/proc`; too
-/// many mappings, for memory with both `MADV_DONTDUMP` and `MADV_DONTFORK`),
-/// marked memory that stays counts as purged, as memory of this process that is not marked does from
-/// there on; and if another thread has used locks meanwhile, guards no longer end its locks. `EDEADLK`:
-/// a signal handler calls it in the middle
-/// of a call of its thread for memory that is marked volatile. Nothing is changed; the program unmaps
-/// the memory later.
+/// that would have to be split, and there are `vm.max_map_count` already. `EDEADLK`: a signal handler
+/// calls it in the middle of a call of its thread for memory that is marked volatile; the program
+/// unmaps the memory later. Nothing is changed then.
+///
+/// A large range goes in parts. If the kernel refuses a part late (a filter that fails `munmap`), the
+/// other parts are gone. Sometimes tenure cannot find out before whether the kernel will refuse: with
+/// such a filter; for a sealed mapping where mremap(2) is refused; without `/proc`; with too many
+/// mappings, for memory with both `MADV_DONTDUMP` and `MADV_DONTFORK`. Memory that stays then is no
+/// longer marked, and counts as purged. From then on each unmark of memory that is not marked says so,
+/// too. If another thread has used locks meanwhile, guards no longer end the locks of this memory.
 ///
 /// # Safety
 /// As munmap(2): nothing refers to the range any more.
