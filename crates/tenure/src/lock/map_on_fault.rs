@@ -28,7 +28,8 @@ use rustix::fd::AsFd;
 /// ```
 ///
 /// # Cost
-/// One system call.
+/// One system call. If another thread changes locks, and a `MAP_FIXED` replaces what may be locked, the
+/// call waits for it, for 1 ms at most (3 ms if the call fails).
 ///
 /// # Errors
 /// Those of `mmap`, with its errno. If another thread uses locks or unmaps during a call with `MAP_FIXED`

@@ -143,13 +143,22 @@ fn where_mmap_fails_without_descriptors_guards_have_nothing_of_the_next_owner() 
             assert_eq!(unsafe { libc::mmap(at.cast(), HUGE, RW, flags, -1, 0) }, at.cast());
         };
         map(libc::MAP_FIXED_NOREPLACE);
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: a plain system call.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        let mut files = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the pointer is valid.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) }, 0);
+        let limit = |rlim_cur: u64| {
+            // SAFETY: the pointer is valid.
+            let set = unsafe {
+                libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur, ..files })
+            };
+            assert_eq!(set, 0);
+        };
+        limit(0);
         let guard = lock(at, LEN, When::Now).unwrap();
         let flags = ANONYMOUS | libc::MAP_FIXED | libc::MAP_HUGETLB;
         // SAFETY: the test's own addresses, to which nothing refers.
         let made = unsafe { lock::mmap(at, HUGE, RW, flags, -1, 0) };
+        limit(files.rlim_cur);
         if made.err().map(|error| error.errno()) != Some(libc::ENOMEM) {
             skip!("huge pages are free here");
         }
