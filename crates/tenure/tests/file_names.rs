@@ -15,19 +15,24 @@ use Held::{Full, Not, OnFault};
 const NOW: Kinds = Kinds { now: true, on_fault: false };
 const ON_FAULT: Kinds = Kinds { now: false, on_fault: true };
 
-/// A file of sevens, removed at the end with its directory if that was made for it.
-struct Named(PathBuf, File, bool);
+/// A file of sevens, removed at the end with its directory if nothing else is in it.
+struct Named(PathBuf, File);
 
 impl Named {
+    /// Another suite on this machine may make or remove the same directory meanwhile.
     fn new(path: &Path) -> std::io::Result<Named> {
-        let directory = path.parent().unwrap();
-        let made = !directory.exists();
-        if made {
-            std::fs::create_dir(directory)?;
+        use std::io::ErrorKind::{AlreadyExists, NotFound};
+        loop {
+            match std::fs::create_dir(path.parent().unwrap()) {
+                Err(error) if error.kind() != AlreadyExists => return Err(error),
+                _ => match std::fs::write(path, vec![7; 2 * PAGE]) {
+                    Err(error) if error.kind() == NotFound => continue,
+                    written => written?,
+                },
+            }
+            let file = File::options().read(true).write(true).open(path)?;
+            return Ok(Named(path.to_owned(), file));
         }
-        std::fs::write(path, vec![7; 2 * PAGE])?;
-        let file = File::options().read(true).write(true).open(path)?;
-        Ok(Named(path.to_owned(), file, made))
     }
 
     /// Mapped shared, in place of the area's pages from `at` on.
@@ -44,8 +49,9 @@ impl Named {
 impl Drop for Named {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
-        if self.2 {
-            let _ = std::fs::remove_dir(self.0.parent().unwrap());
+        let directory = self.0.parent().unwrap();
+        if directory != std::env::temp_dir() {
+            let _ = std::fs::remove_dir(directory);
         }
     }
 }
@@ -85,7 +91,8 @@ fn a_file_named_like_memory_is_a_file() {
     in_child(this_test!(), &[], || {
         for name in ["/SYSV00000000", "/memfd:x", "/secretmem", "/dev/zero.d", "/dev/zerofile"] {
             // The kernel's names are paths from the root.
-            let file = match Named::new(&Path::new(name).join("db")) {
+            let file = match Named::new(&Path::new(name).join(format!("db{}", std::process::id())))
+            {
                 Ok(file) => file,
                 Err(error) => {
                     println!("no {name} for this user: {error}");
