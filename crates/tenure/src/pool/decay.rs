@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// How often the worker looks before a run is old enough to be offered.
 const LOOKS: u32 = 4;
+/// So many periods count at most when the worker comes late. The clock stood still meanwhile: a run that
+/// was freed a moment ago would count as old, although the program uses it again and again.
+const AT_ONCE: u32 = 2;
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 const LONGEST_PERIOD: Duration = Duration::from_millis(500);
 /// The time that one visit may take, or one call of a thread that frees past the bound.
@@ -40,10 +43,6 @@ const UNATTENDED: u64 = 1 << 20;
 const PAYS_FROM: u64 = 512 << 20;
 /// A shorter time gives no reliable rate.
 const SHORTEST_RATE: Duration = Duration::from_millis(50);
-
-/// The time that returning a mebibyte of base pages takes. The page faults of the new mebibyte take
-/// three times as long.
-const TIME_A_MEBIBYTE: Duration = Duration::from_micros(40);
 
 struct Decay {
     /// Whether a worker pays. Once true, it stays true.
@@ -158,21 +157,40 @@ fn offers() -> bool {
     offers
 }
 
-/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`.
+/// The bytes of the free runs that may have pages: in the lists, and in the queue. The worker may have
+/// queued a run, and got no processor for it.
+pub(super) fn free_bytes() -> u64 {
+    central_list::free_bytes() + queue::queued().1
+}
+
+/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`. Bounded by
+/// the bytes and not by a time, in which a busy machine may let this thread do nothing: returning a
+/// mebibyte of base pages takes 40 µs, and the page faults of the new one three times as long.
 #[cold]
 pub(super) fn make_room(reservation: &Reservation, bytes: u64, least: u64) {
-    let until = Instant::now() + BUDGET + TIME_A_MEBIBYTE * (bytes >> 20) as u32;
     let go_on = |mut work: Quiet| {
         work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
     };
-    while central_list::free_bytes() > least && Instant::now() < until {
-        if !work().is_some_and(|mut work| work.return_oldest(reservation)) {
-            return;
-        }
+    let queue_oldest = |mut work: Quiet| {
+        let before = queue::queued().1;
+        work.return_oldest(reservation).then(|| queue::queued().1 - before)
+    };
+    let mut left = bytes;
+    loop {
         // Until the queue is empty: no caller can use a run in the queue. The lock is released in
         // between, because a fork waits for it.
-        while work().is_some_and(go_on) {}
+        while queue::queued().0 > 0 && work().is_some_and(go_on) {}
+        if left == 0 || free_bytes() <= least {
+            return;
+        }
+        let Some(queued) = work().and_then(queue_oldest) else { return };
+        left = left.saturating_sub(queued.max(page_size() as u64));
     }
+}
+
+/// The bytes of the free runs that have pages which were not offered yet.
+fn warm_bytes() -> u64 {
+    central_list::warm_bytes() + queue::queued().1
 }
 
 /// Tells the pool that a run was freed.
@@ -182,7 +200,7 @@ pub(super) fn freed() {
     if attended {
         errno::kept(|| worker::stir(service()));
     }
-    let (warm, bound) = (central_list::warm_bytes(), bound());
+    let (warm, bound) = (warm_bytes(), bound());
     if warm > bound {
         past_bound(attended, warm / 2 <= bound);
     }
@@ -198,24 +216,21 @@ fn past_bound(attended: bool, is_near: bool) {
     // This thread waits for the queue's holder, which works for a bounded time. The runs that stay
     // warm meanwhile count in a memory cgroup that is near its limit.
     if let Some(mut work) = work() {
-        let (now, warm) = (Instant::now(), central_list::warm_bytes());
+        let (now, warm) = (Instant::now(), warm_bytes());
         let until = now + BUDGET;
         let mut return_after = Duration::MAX;
         if !attended {
             let settings = settings();
-            work.advance(now, period(settings.offer_after, settings.return_after));
+            work.advance(now, period(settings.offer_after, settings.return_after), u32::MAX);
             return_after = settings.return_after;
         }
-        // A queued run still has its pages.
-        let too_much = || central_list::warm_bytes() + queue::queued().1 > bound();
-        while too_much() {
+        while warm_bytes() > bound() {
             if !work.go_on(reservation, until, Duration::MAX, return_after) {
                 break;
             }
         }
-        let rate = (!attended).then(|| {
-            work.rate(now, warm.saturating_sub(central_list::warm_bytes()), SHORTEST_RATE)
-        });
+        let rate =
+            (!attended).then(|| work.rate(now, warm.saturating_sub(warm_bytes()), SHORTEST_RATE));
         if rate.flatten().is_some_and(|rate| rate >= PAYS_FROM) {
             DECAY.pays.store(true, Ordering::Relaxed);
         }
@@ -262,7 +277,7 @@ pub(super) fn visit(visit: &Visit) -> Next {
     let next = work().map(|mut work| {
         work.pressed |= visit.pressure;
         let period = period(settings.offer_after, settings.return_after);
-        work.advance(visit.now, period);
+        work.advance(visit.now, period, AT_ONCE);
         let until = Instant::now() + BUDGET;
         if work.go_on(reservation, until, settings.offer_after, settings.return_after) {
             return Next::AtOnce;
@@ -501,40 +516,4 @@ impl Item {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicU32;
-
-    /// As in a signal handler whose thread holds a list for which the queue's holder waits.
-    #[test]
-    fn a_thread_that_has_a_list_does_not_wait_for_the_queue() {
-        // Also where no test ran before: forks hold the lists' and the queue's locks.
-        super::super::forks::watch();
-        // A thread that holds a lock must not allocate, so the threads signal each other by a
-        // number.
-        let step = AtomicU32::new(0);
-        let come_to = |number| {
-            while step.load(Ordering::SeqCst) < number {
-                std::thread::yield_now();
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let work = queue::work().lock_unless_mine();
-                step.store(1, Ordering::SeqCst);
-                come_to(2);
-                drop(work);
-            });
-            come_to(1);
-            let in_list = central_list::lock(7).lock_unless_mine();
-            let beside_list = work().is_some();
-            drop(in_list);
-            let in_slot = thread_cache::lock(1).lock_unless_mine();
-            let beside_slot = work().is_some();
-            drop(in_slot);
-            step.store(2, Ordering::SeqCst);
-            let alone = work().is_some();
-            assert!(!beside_list && !beside_slot && alone);
-        });
-    }
-}
+mod tests;

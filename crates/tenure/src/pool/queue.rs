@@ -122,14 +122,15 @@ pub(super) fn reset_in_child() {
     QUEUE.slice_of.store(0, Ordering::SeqCst);
 }
 
-/// The runs and the bytes between two states.
+/// The runs and the bytes between two states. The bytes of a run still have all their pages, or some.
 pub(super) fn queued() -> (u64, u64) {
     (QUEUE.runs.load(Ordering::Relaxed), QUEUE.bytes.load(Ordering::Relaxed))
 }
 
 impl Work {
-    /// Advances the clock by the periods that have passed while it did not stand still.
-    pub fn advance(&mut self, now: Instant, period: Duration) {
+    /// Advances the clock by the periods that have passed while it did not stand still, and by
+    /// `at_most` of them.
+    pub fn advance(&mut self, now: Instant, period: Duration, at_most: u32) {
         let Some(before) = self.looked_at else {
             self.looked_at = Some(now);
             return;
@@ -137,7 +138,7 @@ impl Work {
         let passed = now.saturating_duration_since(before);
         let periods = (passed.as_nanos() / period.as_nanos()) as u32;
         if periods > 0 {
-            QUEUE.clock.fetch_add(periods, Ordering::Relaxed);
+            QUEUE.clock.fetch_add(periods.min(at_most), Ordering::Relaxed);
             self.looked_at = Some(before + period * periods);
         }
     }

@@ -2,9 +2,9 @@
 //! whose sizes change would otherwise keep the memory of every size.
 
 use super::counters::{self, Counter};
+use super::decay;
 use super::reservation::{Reservation, Spot};
 use super::run::flag;
-use super::{central_list, decay};
 use crate::os::clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub(super) fn make(reservation: &Reservation, spot: Spot, bytes: usize) {
     let in_use = bytes as u64 + in_use(counters::get);
     let most = in_use.max(ROOM.most_in_use.fetch_max(in_use, Ordering::Relaxed));
     let may = (most + ROOM.more(in_use, most, clock::monotonic)).saturating_sub(in_use);
-    let free = central_list::free_bytes();
+    let free = decay::free_bytes();
     if free > may {
         let least = may.max(free.saturating_sub(bytes as u64));
         decay::make_room(reservation, bytes as u64, least);
