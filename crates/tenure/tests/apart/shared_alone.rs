@@ -14,11 +14,14 @@ use tenure_testkit::{or_skip, this_test};
 #[test]
 fn a_child_whose_parent_has_ended_purges_after_it_has_started_its_worker() {
     const LIMIT: usize = 64 << 20;
+    const CHUNK: usize = 1 << 16;
+    /// For the processes' other memory.
+    const SPARE: usize = 5 << 20;
     or_skip!(promised_within(this_test!(), LIMIT as u64, || {
         let (mut read, write) = UnixStream::pair().unwrap();
         let parent = forked(|| {
-            let shared = SharedVolatile::builder(LIMIT / 2).chunk_size(1 << 16).build().unwrap();
-            (0..LIMIT >> 17).for_each(|n| drop(shared.get_or_make(n, |_| ()).unwrap()));
+            let shared = SharedVolatile::builder(LIMIT / 2).chunk_size(CHUNK).build().unwrap();
+            (0..LIMIT / 2 / CHUNK).for_each(|n| drop(shared.get_or_make(n, |_| ()).unwrap()));
             // SAFETY: the child runs what follows, and ends.
             if unsafe { libc::fork() } != 0 {
                 return;
@@ -32,6 +35,9 @@ fn a_child_whose_parent_has_ended_purges_after_it_has_started_its_worker() {
                 unsafe { ((taken + page * PAGE) as *mut u8).write(1) };
                 if page % 64 == 0 {
                     std::thread::sleep(Duration::from_micros(100));
+                    // On a busy machine the worker may wait for a processor.
+                    let used = || page * PAGE + shared.stats().intact as usize * CHUNK;
+                    assert!(waited(|| used() < LIMIT - SPARE));
                 }
             }
             assert!(shared.stats().purges > 0);
