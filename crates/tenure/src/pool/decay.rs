@@ -160,37 +160,22 @@ fn offers() -> bool {
 /// The bytes of the free runs that may have pages: in the lists, and in the queue. The worker may have
 /// queued a run, and got no processor for it.
 pub(super) fn free_bytes() -> u64 {
-    central_list::free_bytes() + queue::queued().1
+    central_list::free_bytes().wrapping_add(queue::queued().1)
 }
 
-/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`. Bounded by
-/// the bytes and not by a time, in which a busy machine may let this thread do nothing: returning a
-/// mebibyte of base pages takes 40 µs, and the page faults of the new one three times as long.
+/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`, and no more
+/// bytes than that. Not bounded by a time, in which a busy machine may let this thread do nothing:
+/// returning a mebibyte of base pages takes 40 µs, and the page faults of the new one three times as long.
 #[cold]
 pub(super) fn make_room(reservation: &Reservation, bytes: u64, least: u64) {
-    let go_on = |mut work: Quiet| {
-        work.go_on(reservation, Instant::now() + BUDGET, Duration::MAX, Duration::MAX)
-    };
-    let queue_oldest = |mut work: Quiet| {
-        let before = queue::queued().1;
-        work.return_oldest(reservation).then(|| queue::queued().1 - before)
-    };
     let mut left = bytes;
-    loop {
-        // Until the queue is empty: no caller can use a run in the queue. The lock is released in
-        // between, because a fork waits for it.
-        while queue::queued().0 > 0 && work().is_some_and(go_on) {}
-        if left == 0 || free_bytes() <= least {
-            return;
-        }
-        let Some(queued) = work().and_then(queue_oldest) else { return };
-        left = left.saturating_sub(queued.max(page_size() as u64));
-    }
+    // The lock is released in between, because a fork waits for it.
+    while work().is_some_and(|mut work| work.make_room(reservation, &mut left, least)) {}
 }
 
 /// The bytes of the free runs that have pages which were not offered yet.
 fn warm_bytes() -> u64 {
-    central_list::warm_bytes() + queue::queued().1
+    central_list::warm_bytes().wrapping_add(queue::queued().1)
 }
 
 /// Tells the pool that a run was freed.
@@ -331,6 +316,40 @@ impl Work {
                 }
             }
         }
+    }
+
+    /// Returns the runs of the queue, and then the oldest ones, until `left` bytes are returned or `least`
+    /// bytes are free. Returns whether [`BUDGET`] ran out before.
+    fn make_room(&mut self, reservation: &Reservation, left: &mut u64, least: u64) -> bool {
+        let until = Instant::now() + BUDGET;
+        while *left > 0 && free_bytes() > least {
+            if self.last().is_none() && !self.return_oldest(reservation) {
+                return false;
+            }
+            while let Some(last) = self.last() {
+                if last.offer {
+                    // What is offered would still count as free.
+                    (last.offer, last.done) = (false, 0);
+                }
+                if last.step(reservation) {
+                    break;
+                }
+                if Instant::now() >= until {
+                    return true;
+                }
+            }
+            let (item, before) = (self.pop(), queue::queued().1);
+            item.finish(reservation);
+            if item.is_refused() {
+                return false;
+            }
+            let returned = before.saturating_sub(queue::queued().1);
+            *left = left.saturating_sub(returned.max(page_size() as u64));
+            if Instant::now() >= until {
+                return true;
+            }
+        }
+        false
     }
 
     /// Puts the oldest offered run of the largest class into the queue to be returned, or the

@@ -38,10 +38,11 @@ pub enum HugePages {
 #[non_exhaustive]
 pub struct Settings {
     /// How long a freed run stays warm before it is offered (default 500 ms; it may take a quarter
-    /// longer). Offering costs 0.17 µs a 4 KiB page.
+    /// longer, and more on a busy machine, where the worker comes late). Offering costs 0.17 µs a 4 KiB
+    /// page.
     pub offer_after: Duration,
     /// How long after it was freed a run is returned (default 10 s; the first look of the worker
-    /// after that).
+    /// after that, and later on a busy machine).
     pub return_after: Duration,
     /// How many bytes may be warm. `None` (default): a quarter of the bytes that are free under the
     /// limits of this process, at least 16 MiB or a sixteenth of the limit. Processes that use
