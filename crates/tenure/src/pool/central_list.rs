@@ -88,7 +88,7 @@ pub(super) fn warm_bytes() -> u64 {
 
 /// The bytes of the warm and the offered runs in these lists.
 pub(super) fn free_bytes() -> u64 {
-    warm_bytes() + CENTRAL.offered_bytes.load(Ordering::Relaxed)
+    warm_bytes().wrapping_add(CENTRAL.offered_bytes.load(Ordering::Relaxed))
 }
 
 fn may_have(class: usize) -> bool {

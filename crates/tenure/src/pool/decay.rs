@@ -18,7 +18,7 @@ use crate::runtime::lock::{QuietGuard, Rank};
 use crate::runtime::services::{Next, Service, ServiceId, Visit};
 use crate::runtime::{budget, fork, worker};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{compiler_fence, AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often the worker looks before a run is old enough to be offered.
@@ -163,8 +163,8 @@ pub(super) fn free_bytes() -> u64 {
     central_list::free_bytes().wrapping_add(queue::queued().1)
 }
 
-/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`, and no more
-/// bytes than that. Not bounded by a time, in which a busy machine may let this thread do nothing:
+/// Returns free memory as far as it is more than `least`, to make room for a run of `bytes`, and at most
+/// one run more than that. Not bounded by a time, in which a busy machine may let this thread do nothing:
 /// returning a mebibyte of base pages takes 40 µs, and the page faults of the new one three times as long.
 #[cold]
 pub(super) fn make_room(reservation: &Reservation, bytes: u64, least: u64) {
@@ -329,7 +329,8 @@ impl Work {
             while let Some(last) = self.last() {
                 if last.offer {
                     // What is offered would still count as free.
-                    (last.offer, last.done) = (false, 0);
+                    last.return_instead();
+                    reservation.run(last.spot).set(flag::MADE_ROOM);
                 }
                 if last.step(reservation) {
                     break;
@@ -476,7 +477,7 @@ impl Item {
         if self.offer && (!own || unsafe { advise::free(range) }.is_err()) {
             // The pages are not this process's alone, or are locked, or the kernel refused. The
             // slices that were offered already are returned too.
-            (self.offer, self.done) = (false, 0);
+            self.return_instead();
             return false;
         }
         if !self.offer {
@@ -503,6 +504,14 @@ impl Item {
 
     fn is_refused(&self) -> bool {
         self.done == REFUSED
+    }
+
+    /// The slices that were offered are returned, too. In this order: a child of a raw clone may go on
+    /// from between the two.
+    fn return_instead(&mut self) {
+        self.done = 0;
+        compiler_fence(Ordering::SeqCst);
+        self.offer = false;
     }
 
     /// Puts the run into the list of its new state.
