@@ -1,6 +1,7 @@
 //! The locks of memory that is unmapped: by tenure, or by a mmap(2) in its place.
 //!
-//! A signal handler and an allocator may unmap. So nothing here allocates, or waits for longer than 1 ms.
+//! A signal handler and an allocator may unmap. So nothing here allocates, and a wait for the ledger ends
+//! after 1 ms.
 
 use super::forgotten::Unmapping;
 use super::ledger::{glance, outside, Ledger, FORGOTTEN, PLACES};
@@ -44,6 +45,7 @@ pub(crate) fn stays(unmapping: Unmapping, parts: &[PageRange]) {
             outside(parts, range, goes);
         }
     };
+    // With a note alone this needs no ledger, which this thread may have: a signal handler unmaps, too.
     if number == 0 && (note.is_none() || parts.iter().all(|part| maps::is_mapped(*part))) {
         return take_back_note();
     }
@@ -89,21 +91,21 @@ fn each_hole(range: PageRange, mut hole: impl FnMut(PageRange)) {
         return;
     }
     let mut at = range.start;
-    let mut is_mapped = |start: usize, end: usize| {
+    let mut next_mapping = |start: usize, end: usize| {
         if at < start {
             hole(PageRange::new(at, start));
         }
         at = at.max(end);
     };
-    let listed = maps::each_mapping(range, |mapping| is_mapped(mapping.start, mapping.end));
+    let listed = maps::each_mapping(range, |mapping| next_mapping(mapping.start, mapping.end));
     if listed.is_err() {
         // No descriptor is free, or there is no /proc: 130 ns for each page. Pages behind the most of
         // them count as a hole: they stay locked, if they are mapped.
         const MOST: usize = 8192;
         let pages = range.pieces(page_size()).take(MOST).filter(|page| maps::is_mapped(*page));
-        pages.for_each(|page| is_mapped(page.start, page.end));
+        pages.for_each(|page| next_mapping(page.start, page.end));
     }
-    is_mapped(range.end, range.end);
+    next_mapping(range.end, range.end);
 }
 
 /// As [`glance`], but asks again while a thread has the ledger, for about 1 ms. If the ledger is still

@@ -160,6 +160,7 @@ fn offers() -> bool {
 /// The bytes of the free runs that may have pages: in the lists, and in the queue. The worker may have
 /// queued a run, and got no processor for it.
 pub(super) fn free_bytes() -> u64 {
+    // A raw clone may leave its child a sum that has passed below 0.
     central_list::free_bytes().wrapping_add(queue::queued().1)
 }
 

@@ -122,7 +122,7 @@ pub(super) fn reset_in_child() {
     QUEUE.slice_of.store(0, Ordering::SeqCst);
 }
 
-/// The runs and the bytes between two states. The bytes of a run still have all their pages, or some.
+/// The runs and the bytes between two states. Such a run still has all its pages, or some.
 pub(super) fn queued() -> (u64, u64) {
     (QUEUE.runs.load(Ordering::Relaxed), QUEUE.bytes.load(Ordering::Relaxed))
 }
