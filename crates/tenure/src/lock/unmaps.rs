@@ -5,6 +5,7 @@
 
 use super::forgotten::Unmapping;
 use super::ledger::{glance, outside, Ledger, FORGOTTEN, PLACES};
+use crate::os::futex::Futex;
 use crate::os::{clock, maps, page_size};
 use crate::range::PageRange;
 use std::time::Duration;
@@ -109,15 +110,26 @@ fn each_hole(range: PageRange, mut hole: impl FnMut(PageRange)) {
 }
 
 /// As [`glance`], but asks again while a thread has the ledger, for about 1 ms. If the ledger is still
-/// busy, its thread takes long, or it is this one, and a signal handler asks.
+/// busy, its thread takes long, or it is this one, and a signal handler asks. No system call but futex(2),
+/// which each lock needs: a filter may kill for others, as sched_yield(2).
 fn glance_soon(mut look: impl FnMut(&mut Ledger)) {
     const LONGEST: Duration = Duration::from_millis(1);
+    /// Most threads have the ledger for less.
+    const AWAKE: Duration = Duration::from_micros(10);
+    const NAP: Duration = Duration::from_micros(20);
     let mut looked = |ledger: &mut Ledger| {
         look(ledger);
         true
     };
-    let until = clock::monotonic() + LONGEST;
-    while glance(&mut looked, || false) == Some(false) && clock::monotonic() < until {
-        std::thread::yield_now();
+    let (nobody_wakes, begun) = (Futex::new(0), clock::monotonic());
+    while glance(&mut looked, || false) == Some(false) {
+        let waited = clock::monotonic().saturating_sub(begun);
+        if waited >= LONGEST {
+            return;
+        } else if waited >= AWAKE {
+            nobody_wakes.wait(0, Some(NAP));
+        } else {
+            std::hint::spin_loop();
+        }
     }
 }

@@ -215,6 +215,39 @@ fn a_failing_mmap_takes_nothing_from_guards_elsewhere() {
     });
 }
 
+/// Filters of some programs allow just the calls that their locks have needed before.
+#[test]
+fn an_unmap_that_waits_for_a_lock_makes_no_call_that_a_filter_kills_for() {
+    promised(this_test!(), || {
+        let (held, lost) = (Area::new(PAGES), Area::new(PAGES));
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let locking = scope.spawn(|| {
+                let mut rounds = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    rounds += usize::from(lock(held.page(0), LEN, When::OnFault).is_ok());
+                }
+                rounds
+            });
+            let filter = Filter::new().kill(Call::Number(libc::SYS_sched_yield));
+            let is_filtered = filter.install_this_thread();
+            const ROUNDS: usize = 4000;
+            let unlocked = (0..ROUNDS).filter(|_| {
+                let guard = lock(lost.page(0), LEN, When::OnFault);
+                let is_unmapped = unmap(lost.page(0), LEN).is_ok();
+                map_at(lost.page(0), 0);
+                drop(guard);
+                is_unmapped
+            });
+            let unlocked = unlocked.count();
+            ends.store(true, Ordering::Relaxed);
+            assert!(locking.join().unwrap() > 0);
+            or_skip!(is_filtered);
+            assert_eq!(unlocked, ROUNDS);
+        });
+    });
+}
+
 /// Nothing is marked, and the range is short: tenure need not look at it for anything else.
 #[test]
 fn what_munmap_refuses_stays_locked_until_its_guards_end() {
