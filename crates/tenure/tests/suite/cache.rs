@@ -2,7 +2,7 @@
 //! again with parts of the kernel refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tenure::volatile::Settings;
 use tenure::Cache;
 
@@ -113,11 +113,16 @@ fn a_held_value_survives_everything() {
 
 #[test]
 fn values_end() {
-    let cache =
-        Cache::<String>::builder().time_to_live(Duration::from_millis(200)).build().unwrap();
+    let time = Duration::from_millis(200);
+    let cache = Cache::<String>::builder().time_to_live(time).build().unwrap();
+    let begun = Instant::now();
     cache.insert("a".into(), b"x").unwrap();
-    assert_eq!(&cache.get("a").unwrap()[..], b"x");
-    std::thread::sleep(Duration::from_millis(250));
+    match cache.get("a") {
+        Some(value) => assert_eq!(&value[..], b"x"),
+        // This thread has waited for a processor meanwhile.
+        None => assert!(begun.elapsed() >= time, "gone before its time"),
+    }
+    std::thread::sleep(time + Duration::from_millis(50));
     assert!(!cache.contains_key("a"));
     assert!(cache.get("a").is_none());
     let centuries = Duration::from_secs(1 << 61);
