@@ -45,7 +45,8 @@ pub struct Scope {
 ///
 /// As with the kernel's call, locks are not counted, and a call without `future` ends an earlier
 /// future lock. Unlike the kernel's call it does not weaken full locks. With `future`, `mmap`
-/// beyond the limit fails with `EAGAIN`, and memory mapped from then on cannot be made volatile.
+/// beyond the limit fails with `EAGAIN`, and memory mapped from then on cannot be marked volatile. A
+/// `Volatile` or a cache works, but the kernel can take nothing of it before the lock ends.
 /// With `current`, the kernel skips pages that it cannot make resident, without an error;
 /// [`receipt_of_everything`](super::receipt_of_everything) shows them.
 ///

@@ -6,6 +6,7 @@ use super::advise;
 use super::maps;
 use super::memory_group;
 use super::mincore::in_memory;
+use super::mlock;
 use super::pagemap::{self, Pagemap, Pages};
 use super::populate;
 use super::pressure::PressureWatch;
@@ -27,7 +28,7 @@ pub(crate) type Cause = Option<Errno>;
 /// # Errors
 /// There is no page for the trial.
 pub(crate) fn lazy_free() -> Result<bool, Errno> {
-    match free_lazily(Scratch::new(page_size(), false)?) {
+    match scratch_page().and_then(free_lazily) {
         Err(Some(errno @ (Errno::NOMEM | Errno::AGAIN))) => Err(errno),
         tried => Ok(tried.is_ok()),
     }
@@ -39,8 +40,17 @@ pub(crate) fn watching() -> Result<(), Cause> {
     try_populate_write()
 }
 
-pub(super) fn scratch_page() -> Result<Scratch, Option<Errno>> {
-    Scratch::new(page_size(), false).map_err(Some)
+/// A page that is neither there nor locked, also after mlockall(MCL_FUTURE): the trials would fail on a
+/// page that the kernel populates and locks at once, and their result holds for good.
+pub(super) fn scratch_page() -> Result<Scratch, Cause> {
+    let page = Scratch::new(page_size(), false).map_err(Some)?;
+    // SAFETY: a new page of this function's own, whose contents are not needed.
+    let drop_it = || unsafe { advise::drop_pages(page.range()) };
+    if drop_it() == Err(Errno::INVAL) {
+        // If a filter refuses it, the trial finds out.
+        let _ = mlock::unlock(page.range()).and_then(|()| drop_it());
+    }
+    Ok(page)
 }
 
 /// Makes a scratch page with some bytes written to it.

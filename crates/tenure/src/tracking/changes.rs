@@ -7,16 +7,21 @@ use super::holes::mappings_in;
 use super::list::List;
 use super::state::{Claim, Word};
 use crate::os::maps::{self, Unfit};
+use crate::os::mlock::{self, Seen};
 use crate::os::page_size;
 use crate::range::PageRange;
 use rustix::io::Errno;
 
-/// Looks whether a raw range can be volatile still, before it is offered. A file in its place would
+/// Looks whether a range can be volatile still, before it is offered. The kernel frees no locked page,
+/// so the range waits until the lock ends. In the place of a raw range there may be a file, which would
 /// be populated and watched before the kernel refuses to free it, and its missing pages would raise
-/// SIGBUS. Before Linux 6.11 a look at each range would read all mappings.
+/// SIGBUS. Before Linux 6.11 a look at each raw range would read all mappings.
 pub(super) fn look(claim: &Claim) -> Result<(), Unfit> {
     if !claim.is_raw() || !maps::query_works() {
-        return Ok(());
+        return match mlock::asked(claim.range()) {
+            Ok(Seen::Locked) => Err(Unfit::Locked),
+            _ => Ok(()),
+        };
     }
     maps::in_one_process(|| {
         let mut verdict = Ok(());

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::os::signal::Blocked;
 use crate::os::uffd::Userfaultfd;
-use crate::os::{environment, generation, trials, uffd};
+use crate::os::{environment, generation, maps, trials, uffd};
 use crate::range::PageRange;
 use crate::runtime::event::Event;
 use crate::runtime::{fork, worker};
@@ -246,8 +246,26 @@ pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<()
         // Nothing is registered: a child inherits no registrations, and those of a lost descriptor
         // ended with it.
         ..0 => Ok(()),
-        _ => uffd::unregister(watcher, range),
+        _ => match uffd::unregister(watcher, range) {
+            Err(Errno::INVAL) => unregister_each(watcher, range),
+            done => done,
+        },
     })
+}
+
+/// Ends the registration of each mapping by itself. The kernel refuses the whole range if another
+/// userfaultfd watches a part, or a part cannot be watched. This one does not watch such a part.
+#[cold]
+fn unregister_each(watcher: uffd::Watcher, range: PageRange) -> std::result::Result<(), Errno> {
+    let mut ended = Ok(());
+    let listed = maps::each_mapping(range, |mapping| {
+        let part = PageRange::new(mapping.start.max(range.start), mapping.end.min(range.end));
+        match uffd::unregister(watcher, part) {
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => ended = Err(errno),
+        }
+    });
+    listed.map_or(Err(Errno::INVAL), |()| ended)
 }
 
 /// Fills a missing page of a watched range: see [`uffd::copy_page`].

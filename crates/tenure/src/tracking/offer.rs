@@ -60,8 +60,11 @@ impl From<Errno> for Refusal {
 }
 
 impl Refusal {
+    /// What the kernel was asked for when it refused to watch the pages.
+    pub const WATCHING: &str = "having its pages watched";
+
     pub fn not_watched(errno: Errno) -> Refusal {
-        Refusal::Kernel("having its pages watched", errno)
+        Refusal::Kernel(Refusal::WATCHING, errno)
     }
 
     /// There is no background thread, and only it may do this work.
@@ -221,11 +224,12 @@ fn tell(
         // SAFETY: a part of a range that is marked volatile, or owned and not pinned, so its
         // contents may go. The claim keeps it from being unmapped meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
-            // The kernel may have freed one mapping before it met another that is locked. So the
-            // piece counts as offered and stays watched.
+            // Locked since the look. The kernel may have freed one mapping before it met another that
+            // is locked, so the piece counts as offered and stays watched. It is freed later, with
+            // the rest.
             add(&COUNTERS.refused_offers, 1);
             result = Err(Refusal::not_freed(errno));
-            break;
+            claim.set(flag::MADE_AGAIN);
         }
     }
     let told = (claim.is_offered() && (!whole || result.is_err())).then_some(told);

@@ -90,11 +90,11 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
     if !claim.is_offered() {
         return offer(claim, true);
     }
-    if claim.is(flag::MADE_AGAIN) {
-        // If this fails, the next scan tries again.
-        let _ = offer::tell_again(claim);
+    // If this fails, the next scan tries again.
+    match claim.is(flag::MADE_AGAIN).then(|| offer::tell_again(claim)) {
+        Some(Err(refusal @ Refusal::Kernel(..))) => Err(refusal),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Offers a range now, whatever its age, from any thread.

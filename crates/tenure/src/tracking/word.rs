@@ -74,6 +74,7 @@ pub(crate) mod flag {
     /// A part was not inherited from the parent of this process: nothing of it is offered again.
     pub const TORN: u8 = 32;
     /// Threads have made pages of the offered range again, without a pin, since its last offer. Set
-    /// without the claim, too. It has no meaning for a range that is not offered.
+    /// without the claim, too. Or the kernel did not free all of it. It has no meaning for a range that
+    /// is not offered.
     pub const MADE_AGAIN: u8 = 128;
 }

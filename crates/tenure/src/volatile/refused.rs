@@ -42,6 +42,16 @@ pub(super) fn error(
             "the program has mapped other memory there since it was offered",
             "forget memory before it is unmapped, and mark the other memory",
         ),
+        Refusal::Kernel(Refusal::WATCHING, Errno::BUSY) => (
+            ErrorKind::WrongMapping,
+            "another userfaultfd of the program watches part of it",
+            "end that registration (UFFDIO_UNREGISTER), or mark other memory",
+        ),
+        Refusal::Kernel(Refusal::WATCHING, Errno::INVAL) => (
+            ErrorKind::WrongMapping,
+            "userfaultfd cannot watch memory of this kind, for example MAP_DROPPABLE",
+            "use MAP_PRIVATE|MAP_ANONYMOUS memory",
+        ),
         Refusal::Kernel(what, errno) => {
             // In a child that could open no descriptors; `errno` has the reason.
             let what = match crate::tracking::detection::is_missing() {

@@ -96,6 +96,7 @@ mod shared_stepped;
 mod shared_unwatched;
 mod threads_end;
 mod truth_of_unmark;
+mod unfit_for_a_while;
 mod unmapped_in_handler;
 mod unseen_group;
 mod waits;
