@@ -3,18 +3,18 @@
 #![allow(unsafe_code, reason = "other processes write to the memory")]
 
 use super::builder::SharedVolatileBuilder;
-use super::entry::{unit, Entry, PLACES};
-use super::flight::{self, Begin, Makers};
+use super::entry::{unit, PLACES};
+use super::flight::{self, Begin, Flight, Makers};
 use super::index::{self, Index};
 use super::layout::Use;
 use super::object::SharedVolatile;
 use super::parts::{Leads, Parts};
 use super::pin::SharedChunk;
-use super::record;
+use super::purge;
+use super::record::{self, Origin};
 use super::stats::SharedStats;
 use super::waiting::Waiting;
-use super::writer::{Class, Writer};
-use super::{evict, purge};
+use super::writer::Writer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{memory_group, room_now};
 use crate::sync::{AtomicU64, Ordering};
@@ -305,6 +305,10 @@ impl SharedCache {
             let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
                 return None;
             };
+            // Its maker has not yet seen whether the key has changed.
+            if record.origin() == Origin::Pending {
+                return None;
+            }
             if record.has_expired() {
                 let out = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
                 if out.is_ok() {
@@ -347,7 +351,7 @@ impl SharedCache {
     /// is no memory for another chunk, or every chunk is pinned; then the key keeps its old value.
     /// `ETIMEDOUT`: another process is stopped while it makes a part of the index.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.insert_as("SharedCache::insert", self.hash(key), key, value).map(drop)
+        self.insert_as("SharedCache::insert", self.hash(key), key, value, None).map(drop)
     }
 
     fn insert_as(
@@ -356,6 +360,7 @@ impl SharedCache {
         hash: u64,
         key: &[u8],
         value: &[u8],
+        flight: Option<&Flight<'_>>,
     ) -> Result<SharedValue<'_>> {
         if key.len().saturating_add(value.len()) > self.longest() {
             let why = text!("{} bytes do not fit a chunk", key.len().saturating_add(value.len()));
@@ -365,45 +370,9 @@ impl SharedCache {
         let expires = self.time_to_live.map_or(0, |time| {
             record::now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
         });
-        let parts = (hash, expires, key, value);
-        let (all, class) = (self.parts(), self.class_of(hash));
-        let empty = |need| evict::empty_chunk(&all, need);
-        let written = self.writer.write(call, &self.memory, &self.index, class, parts, empty)?;
-        let is_stale = |entry: Entry| {
-            let chunk = entry.chunk();
-            chunk >= self.memory.chunks()
-                || !entry.is_of(self.memory.region().chunk(chunk).load().life())
-        };
-        let pick = written.entry.place() ^ (hash >> 32) as usize;
-        let put = || self.index.put(&self.memory, hash, written.entry, is_stale, pick);
-        let place = match all.replace(hash, key, written.entry) {
-            Some(place) => place,
-            None => {
-                let (place, displaced) =
-                    put().inspect_err(|_| all.count_displaced(written.entry))?;
-                displaced.into_iter().for_each(|entry| all.count_displaced(entry));
-                place
-            }
-        };
-        self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
-        all.keep_first(hash, key, written.entry, place);
+        let written = self.parts().store(call, (hash, expires, key, value), flight)?;
         let bytes = written.record().map_or(&[][..], |record| record.value());
         Ok(SharedValue { _pin: written.pin, bytes })
-    }
-
-    /// Returns the class of a value. If an entry that may be its key's leads to the previous life
-    /// of a chunk, the value was there not long ago. It came back too late, and is kept.
-    fn class_of(&self, hash: u64) -> Class {
-        let region = self.memory.region();
-        let went = |_: &_, entry: Entry| {
-            let chunk = entry.chunk();
-            let life = (chunk < self.memory.chunks()).then(|| region.chunk(chunk).load().life())?;
-            entry.is_of_life_before(life).then_some(())
-        };
-        match self.index.find(&self.memory, hash, went) {
-            Some(()) => Class::Kept,
-            None => Class::New,
-        }
     }
 
     /// Returns the value of a key, or makes it with `make` and puts it in. If several threads and
@@ -411,6 +380,10 @@ impl SharedCache {
     ///
     /// A thread that itself makes a value waits for another process for five seconds at most, and
     /// then makes the value, too: that process may wait for this one.
+    ///
+    /// Threads of any process may insert, remove or clear the key while `make` runs. The newer
+    /// change wins: the call returns the value and does not store it. (If other values are made at
+    /// the same time, an insert or a removal of another key may rarely have the same effect.)
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -446,7 +419,7 @@ impl SharedCache {
             let region = self.memory.region();
             let flights = &self.index.root().flights;
             match flight::begin(call, region, flights, &self.makers, hash, alone)? {
-                Begin::Make(_flight) => {
+                Begin::Make(flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
                     if let Some(value) = look() {
                         drop(make);
@@ -454,7 +427,7 @@ impl SharedCache {
                     }
                     self.misses.fetch_add(1, Ordering::Relaxed);
                     let made = make();
-                    let value = self.insert_as(call, hash, key, made.as_ref());
+                    let value = self.insert_as(call, hash, key, made.as_ref(), Some(&flight));
                     drop(made);
                     return value;
                 }
@@ -486,7 +459,9 @@ impl SharedCache {
     #[doc(alias = "invalidate")]
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.memory.region().slots.own("SharedCache::remove")?;
-        Ok(self.parts().remove(self.hash(key), key))
+        let hash = self.hash(key);
+        self.index.root().flights.outdate(hash);
+        Ok(self.parts().remove(hash, key))
     }
 
     /// Removes all values, for all processes, and gives back their memory, except for held values.
@@ -504,6 +479,7 @@ impl SharedCache {
     pub fn clear(&self) -> Result<()> {
         let region = self.memory.region();
         region.slots.own("SharedCache::clear")?;
+        self.index.root().flights.outdate_all();
         self.index.clear(&self.memory);
         region.each_recorded(|chunk| {
             if chunk >= self.index.chunks() {

@@ -79,6 +79,7 @@ mod service;
 mod slots;
 mod state;
 mod stats;
+mod store;
 mod strays;
 mod touch;
 mod waiting;
