@@ -12,6 +12,7 @@ use super::parts::{Leads, Parts};
 use super::pin::SharedChunk;
 use super::purge;
 use super::record::{self, Origin};
+use super::region::too_many_pins;
 use super::stats::SharedStats;
 use super::waiting::Waiting;
 use super::writer::Writer;
@@ -290,16 +291,18 @@ impl SharedCache {
     /// No system call. Two lines of memory, and a pin.
     ///
     /// # Errors
-    /// `EUSERS`: this process is a child of a raw clone that found no slot.
+    /// `EUSERS`: this process is a child that got no slot, or it holds 32,000 values of the chunk in
+    /// which this value is. Drop values then.
     pub fn get(&self, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
-        self.memory.region().slots.own("SharedCache::get")?;
-        let found = self.find(self.hash(key), key);
+        let call = "SharedCache::get";
+        self.memory.region().slots.own(call)?;
+        let found = self.find(call, self.hash(key), key)?;
         let count = if found.is_some() { &self.hits } else { &self.misses };
         count.fetch_add(1, Ordering::Relaxed);
         Ok(found)
     }
 
-    fn find(&self, hash: u64, key: &[u8]) -> Option<SharedValue<'_>> {
+    fn find(&self, call: &'static str, hash: u64, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
         let found = self.index.find(&self.memory, hash, |place, entry| {
             let parts = self.parts();
             let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
@@ -314,12 +317,16 @@ impl SharedCache {
                 if out.is_ok() {
                     parts.count_dead(entry, &record);
                 }
-                return Some(None);
+                return Some(Ok(None));
+            }
+            // This pin would be one too many.
+            if self.memory.pins_left(entry.chunk()) < 0 {
+                return Some(Err(too_many_pins(call)));
             }
             record.hit();
-            Some(Some(SharedValue { _pin: pin, bytes: record.value() }))
+            Some(Ok(Some(SharedValue { _pin: pin, bytes: record.value() })))
         });
-        found.flatten()
+        found.unwrap_or(Ok(None))
     }
 
     /// Returns the largest length of a key and its value together.
@@ -349,9 +356,12 @@ impl SharedCache {
     /// # Errors
     /// `EINVAL`: key and value are longer than [`longest`](SharedCache::longest). `ENOMEM`: there
     /// is no memory for another chunk, or every chunk is pinned; then the key keeps its old value.
-    /// `ETIMEDOUT`: another process is stopped while it makes a part of the index.
+    /// `ETIMEDOUT`: another process is stopped while it makes a part of the index. `EUSERS`: this
+    /// process is a child that got no slot.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.insert_as("SharedCache::insert", self.hash(key), key, value, None).map(drop)
+        let call = "SharedCache::insert";
+        self.memory.region().slots.own(call)?;
+        self.insert_as(call, self.hash(key), key, value, None).map(drop)
     }
 
     fn insert_as(
@@ -393,7 +403,7 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
+    /// As [`SharedCache::get`] and [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
     /// the value waits for this thread, or this thread makes 32 values, one inside another. If
     /// `make` panics, one of the waiting threads makes the value.
     pub fn get_or_insert_with<V: AsRef<[u8]>>(
@@ -404,13 +414,13 @@ impl SharedCache {
         let call = "SharedCache::get_or_insert_with";
         let hash = self.hash(key);
         let (mut waiting, mut alone) = (Waiting::new(), false);
-        let look = || {
-            let found = self.find(hash, key);
+        let look = || -> Result<_> {
+            let found = self.find(call, hash, key)?;
             self.hits.fetch_add(found.is_some().into(), Ordering::Relaxed);
-            found
+            Ok(found)
         };
         loop {
-            if let Some(value) = look() {
+            if let Some(value) = look()? {
                 // While the value is a local: if this drop panics, a value that is already returned
                 // would be lost, and stay pinned for all processes.
                 drop(make);
@@ -421,7 +431,7 @@ impl SharedCache {
             match flight::begin(call, region, flights, &self.makers, hash, alone)? {
                 Begin::Make(flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
-                    if let Some(value) = look() {
+                    if let Some(value) = look()? {
                         drop(make);
                         return Ok(value);
                     }
@@ -455,7 +465,7 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::get`].
+    /// `EUSERS`: this process is a child that got no slot.
     #[doc(alias = "invalidate")]
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.memory.region().slots.own("SharedCache::remove")?;
@@ -475,7 +485,7 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::get`].
+    /// `EUSERS`: this process is a child that got no slot.
     pub fn clear(&self) -> Result<()> {
         let region = self.memory.region();
         region.slots.own("SharedCache::clear")?;

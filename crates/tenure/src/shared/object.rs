@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "other processes write to the memory")]
 
-use super::chunk::Purge;
+use super::chunk::{Purge, MOST_BRIEF_PINS, MOST_PINS};
 use super::function::{Function, Once};
 use super::layout::{Shape, Use};
 use super::pin::{Before, Maker, SharedChunk, SharedPin};
@@ -248,7 +248,28 @@ impl SharedVolatile {
     /// Pins a chunk of this object, if it is intact.
     #[inline]
     fn pin_intact(&self, chunk: usize) -> Option<SharedChunk<'_>> {
-        let pinned = chunk < self.chunks() && self.region.pin_intact(chunk);
+        self.pin_up_to(MOST_PINS, chunk)
+    }
+
+    /// The same, for a pin that ends within the call. It succeeds although the program has as many
+    /// pins as it may have.
+    #[inline]
+    pub(super) fn pin_briefly(&self, chunk: usize) -> Option<SharedChunk<'_>> {
+        self.pin_up_to(MOST_BRIEF_PINS, chunk)
+    }
+
+    /// Returns how many more lasting pins this process may have of a chunk. Negative: it has more
+    /// than it may, because some are brief.
+    #[inline]
+    pub(super) fn pins_left(&self, chunk: usize) -> i32 {
+        let own = self.region.slots.own_or_none();
+        let pins = own.map_or(0, |own| self.region.chunk(chunk).pins_of(own));
+        i32::from(MOST_PINS) - i32::from(pins)
+    }
+
+    #[inline]
+    fn pin_up_to(&self, most: u16, chunk: usize) -> Option<SharedChunk<'_>> {
+        let pinned = chunk < self.chunks() && self.region.pin_intact(chunk, most);
         pinned.then(|| SharedChunk::pinned(&self.region, chunk))
     }
 
@@ -266,7 +287,15 @@ impl SharedVolatile {
     /// # Errors
     /// As [`SharedVolatile::pin`], except `ENOMEM` and `EACCES`.
     pub fn read(&self, chunk: usize) -> Result<Option<SharedChunk<'_>>> {
-        let call = "SharedVolatile::read";
+        self.read_as("SharedVolatile::read", chunk)
+    }
+
+    #[inline]
+    pub(super) fn read_as(
+        &self,
+        call: &'static str,
+        chunk: usize,
+    ) -> Result<Option<SharedChunk<'_>>> {
         if let Some(intact) = self.pin_intact(chunk) {
             return Ok(Some(intact));
         }

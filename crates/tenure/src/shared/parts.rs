@@ -47,9 +47,10 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns the record that an entry leads to, and a pin of its chunk.
+    /// Returns the record that an entry leads to, and a brief pin of its chunk: a change of the key
+    /// must see the value also when the program holds as many values of the chunk as it may.
     fn at(&self, entry: Entry) -> Option<(SharedChunk<'a>, Record<'a>)> {
-        let pin = self.memory.read(entry.chunk()).ok()??;
+        let pin = self.memory.pin_briefly(entry.chunk())?;
         let state = self.memory.region().chunk(entry.chunk()).load();
         if !entry.is_of(state.life()) || entry.chunk() < self.index.chunks() {
             return None;
