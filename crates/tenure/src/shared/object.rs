@@ -5,6 +5,7 @@
 use super::chunk::{Purge, MOST_BRIEF_PINS, MOST_PINS};
 use super::function::{Function, Once};
 use super::layout::{Shape, Use};
+use super::make::get_or_make;
 use super::pin::{Before, Maker, SharedChunk, SharedPin};
 use super::region::Region;
 use super::stats::SharedStats;
@@ -318,7 +319,12 @@ impl SharedVolatile {
     /// # Errors
     /// As [`SharedVolatile::pin`]. `EBUSY`: `make` has forked, and this is the child. The parent
     /// makes the chunk, and the child must not write to it. If `make` panics, the chunk stays gone.
-    /// `make` must not ask for the same chunk: it would wait for itself.
+    /// `EDEADLK`: `make` asks for the same chunk, or the thread that makes the chunk in this call
+    /// waits for this thread.
+    ///
+    /// Not every circle is found. Its threads wait for ever if they are of two processes, if
+    /// [`pin`](SharedVolatile::pin) gave one of them its chunk, if refill functions make the memory, or
+    /// if two of the chunks that are being made have numbers whose lowest six bits are equal.
     pub fn get_or_make(
         &self,
         chunk: usize,
@@ -332,25 +338,7 @@ impl SharedVolatile {
                 Ok(())
             });
         }
-        let mut pin = self.pin_as(call, chunk)?;
-        loop {
-            match pin {
-                SharedPin::Intact(chunk) => {
-                    // While the pin is a local: if this drop panics, a pin that is already returned
-                    // would be lost, and last.
-                    drop(make);
-                    return Ok(chunk);
-                }
-                SharedPin::ToMake(mut maker) => {
-                    match maker.is_mine() {
-                        true => make(maker.bytes_mut()),
-                        false => drop(make),
-                    }
-                    return maker.finish_in(call);
-                }
-                SharedPin::BeingMade(other) => pin = other.wait(None)?,
-            }
-        }
+        get_or_make(call, &self.region, self.pin_as(call, chunk)?, chunk, make)
     }
 
     /// Pins neighbouring chunks, each as [`SharedVolatile::pin`] does.

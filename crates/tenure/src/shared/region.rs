@@ -9,6 +9,7 @@ use super::layout::{Shape, Use};
 use super::memory::Memory;
 use super::slots::Slots;
 use super::state::{Kind, State};
+use super::threads::Threads;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::os::shared_file::SharedFile;
@@ -42,6 +43,8 @@ pub(super) struct Region {
     pub strays_at: AtomicU64,
     /// Another process was purging when this one last tried to purge.
     pub gave_way: AtomicBool,
+    /// The threads of this process that make chunks.
+    pub threads: Threads,
     /// The next in the list of regions. Only the list uses it, under its lock.
     pub next: UnsafeCell<Option<Arc<Region>>>,
 }
@@ -85,6 +88,7 @@ impl Region {
             bar: Bar::new(),
             strays_at: AtomicU64::new(0),
             gave_way: AtomicBool::new(false),
+            threads: Threads::new(),
             next: UnsafeCell::new(None),
         })
     }
