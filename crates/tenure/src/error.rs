@@ -134,6 +134,9 @@ impl Error {
                 ErrorKind::OutOfMemory,
                 "free memory, raise the memory limit, or raise vm.max_map_count",
             ),
+            rustix::io::Errno::FBIG => {
+                (ErrorKind::System, "raise the limit of file sizes (ulimit -f), or ask for less")
+            }
             rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP => {
                 (ErrorKind::Unsupported, "run `tenure doctor` to see the features of this kernel")
             }

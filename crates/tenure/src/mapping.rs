@@ -3,15 +3,18 @@
 #![allow(unsafe_code, reason = "gives out the bytes of a mapping that it owns")]
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::os::files::memfd;
+use crate::os::files::memfd_of;
 use crate::os::{self, advise, reserve};
 use crate::range::PageRange;
 use crate::runtime::services;
 use crate::text::text;
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::{fstat, ftruncate, MemfdFlags};
+use rustix::fs::{fstat, MemfdFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
+
+/// The longest name that `memfd_create` takes.
+const LONGEST_NAME: usize = 249;
 
 /// The size of pages that an anonymous mapping asks for.
 ///
@@ -146,17 +149,24 @@ impl Mapping {
     /// Three system calls and the closing of the descriptor: about 3 µs with the unmapping.
     ///
     /// # Errors
-    /// `EINVAL`: `len` is 0. `ENOMEM`, `EMFILE`, `ENFILE`: as `memfd_create` and `mmap`.
+    /// `EINVAL`: `len` is 0, or the name has a byte 0 or is longer than 249 bytes. `EFBIG`:
+    /// `RLIMIT_FSIZE` (`ulimit -f`) is below the length. `ENOMEM`, `EMFILE`, `ENFILE`: as
+    /// `memfd_create` and `mmap`.
     #[doc(alias = "memfd_create")]
     #[doc(alias = "MAP_SHARED")]
     pub fn memfd(name: &str, len: usize) -> Result<Mapping> {
         let call = "Mapping::memfd";
         let size = whole_pages(call, len)?;
-        let name =
-            CString::new(name).map_err(|_| Error::system(call, "memfd_create", Errno::INVAL))?;
-        let fd = memfd(&name, MemfdFlags::CLOEXEC)
-            .map_err(|errno| Error::system(call, "memfd_create", errno))?;
-        ftruncate(&fd, size as u64).map_err(|errno| Error::system(call, "ftruncate", errno))?;
+        let bad = |why| {
+            let remedy = "pass a name of at most 249 bytes, without a byte 0";
+            Error::new(ErrorKind::BadRange, call, why, remedy)
+        };
+        if name.len() > LONGEST_NAME {
+            return Err(bad(text!("the name of the file has {} bytes", name.len())));
+        }
+        let name = CString::new(name).map_err(|_| bad(text!("the name has a byte 0")))?;
+        let fd = memfd_of(&name, MemfdFlags::CLOEXEC, size as u64)
+            .map_err(|(what, errno)| Error::system(call, what, errno))?;
         let mut mapping = map_file(call, fd.as_fd(), 0, size, true)?;
         mapping.len = len;
         Ok(mapping)
@@ -351,6 +361,16 @@ mod tests {
         let past_end = unsafe { Mapping::file(&file, 4096, 5000) }.unwrap_err();
         assert_eq!(past_end.errno(), libc::EINVAL);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_no_file_can_have_is_an_error_that_says_so() {
+        for name in ["nul\0", &"long".repeat(70)] {
+            let error = Mapping::memfd(name, 4096).unwrap_err();
+            assert_eq!(error.errno(), libc::EINVAL);
+            assert!(error.to_string().contains("at most 249 bytes"), "{error}");
+        }
+        Mapping::memfd(&"n".repeat(LONGEST_NAME), 4096).unwrap();
     }
 
     #[test]

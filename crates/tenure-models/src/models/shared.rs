@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "reads and writes the cell that stands for the chunk's bytes")]
 
 use super::bar::Bar;
-use super::chunk::{Chunk, Found, Purge};
+use super::chunk::{Chunk, Found, Purge, MOST_PINS};
 use super::inherit::Inheritance;
 use super::state::{Kind, State};
 use crate::model::{check, lend, long, together};
@@ -74,7 +74,7 @@ impl Shared {
     /// Pins, makes purged bytes, reads, and unpins.
     fn pin(&self, own: u32) {
         let chunk = self.chunk();
-        assert!(chunk.count(own));
+        assert!(chunk.count(own, MOST_PINS));
         match chunk.look(Some((own, 0))) {
             Found::Intact => self.read(),
             Found::ToMake(..) => {
@@ -95,7 +95,7 @@ impl Shared {
     /// Pins, and changes it in place if no other process has it pinned.
     fn remake(&self, own: u32) {
         let chunk = self.chunk();
-        assert!(chunk.count(own));
+        assert!(chunk.count(own, MOST_PINS));
         if chunk.look(None) == Found::Intact && chunk.try_remake(own, || self.forks()) {
             self.write(1);
             self.write(MADE);
@@ -156,7 +156,7 @@ fn a_purge_of_shared_memory_is_told_once() {
             lend(told, |told| {
                 let pin = |own: u32| {
                     let chunk = shared.chunk();
-                    assert!(chunk.count(own));
+                    assert!(chunk.count(own, MOST_PINS));
                     if let Found::ToMake(was, _) = chunk.look(Some((own, 0))) {
                         assert_eq!(was.kind(), Kind::Purged);
                         told.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +219,7 @@ fn what_a_dead_purger_or_maker_left_is_gone_and_told() {
             assert_eq!(shared.purge(2), Purge::Done);
             let dies = || {
                 let chunk = shared.chunk();
-                assert!(chunk.count(2));
+                assert!(chunk.count(2, MOST_PINS));
                 if let Found::ToMake(..) = chunk.look(Some((2, 0))) {
                     shared.write(1);
                 }
@@ -292,7 +292,7 @@ fn a_childs_pin_is_found_wherever_it_is() {
         check("shared: a pin goes from parent to child", 3, Order::Fences, move || {
             lend(Shared::intact(), |shared| {
                 let chunk = shared.chunk();
-                assert!(chunk.count(own));
+                assert!(chunk.count(own, MOST_PINS));
                 assert_eq!(chunk.look(None), Found::Intact);
                 let parent = move || {
                     shared.holds_all.store(1, Ordering::SeqCst);
@@ -329,7 +329,7 @@ fn a_child_has_what_another_thread_pinned_before_the_fork() {
                 let chunk = shared.chunk();
                 let pins = move || {
                     count.fetch_add(1, Ordering::Relaxed);
-                    assert!(chunk.count(own));
+                    assert!(chunk.count(own, MOST_PINS));
                     inheritance.pinned();
                     if chunk.look(None) == Found::Intact {
                         handed_over.store(1, Ordering::SeqCst);

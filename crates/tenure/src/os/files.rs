@@ -1,12 +1,13 @@
 //! The size, the holes and the free room of the file behind a mapping. Files of memory.
 
 use super::brief::{self, open_for_facts, Brief};
+use super::limits;
 use super::maps_line::Mapping;
 use super::smaps::Entry;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{
-    fallocate, fstat, fstatfs, major, memfd_create, minor, stat, FallocateFlags, FileType,
-    MemfdFlags, Stat,
+    fallocate, fstat, fstatfs, ftruncate, major, memfd_create, minor, stat, FallocateFlags,
+    FileType, MemfdFlags, Stat,
 };
 use rustix::io::Errno;
 use std::ffi::CStr;
@@ -107,10 +108,28 @@ pub(crate) fn allocate(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), 
 
 /// Makes a file of memory that cannot be executed. Some systems allow only such files
 /// (`vm.memfd_noexec`). Before Linux 6.3 the flag is unknown.
-pub(crate) fn memfd(name: &CStr, flags: MemfdFlags) -> Result<Brief, Errno> {
+fn memfd(name: &CStr, flags: MemfdFlags) -> Result<Brief, Errno> {
     let make = || match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags),
         made => made,
     };
     brief::open_by(make, |_, _| true)
+}
+
+/// Makes a file of memory of this length.
+///
+/// # Errors
+/// The call that failed, and why. `EFBIG`: `RLIMIT_FSIZE` (`ulimit -f`) is below the length. The
+/// kernel would end the program with SIGXFSZ.
+pub(crate) fn memfd_of(
+    name: &CStr,
+    flags: MemfdFlags,
+    bytes: u64,
+) -> Result<Brief, (&'static str, Errno)> {
+    if limits::file_bytes().is_some_and(|limit| limit < bytes) {
+        return Err(("making the file, which RLIMIT_FSIZE (ulimit -f) forbids", Errno::FBIG));
+    }
+    let fd = memfd(name, flags).map_err(|errno| ("memfd_create", errno))?;
+    ftruncate(&fd, bytes).map_err(|errno| ("ftruncate", errno))?;
+    Ok(fd)
 }

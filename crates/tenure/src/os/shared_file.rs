@@ -1,12 +1,12 @@
 //! A file of memory that processes share (`memfd`): makes it, maps it, and finds it again.
 
 use super::brief::{self, Brief, File, HIGH};
-use super::files::memfd;
+use super::files::memfd_of;
 use super::own_table::this_thread_has_own_table;
 use super::{advise, limits, raw_map, tid};
 use crate::range::PageRange;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, seek, stat};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, seek, stat};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr, OsString};
@@ -29,16 +29,10 @@ impl SharedFile {
     /// Makes a file that no process can make shorter or longer, nor seal against writing.
     ///
     /// # Errors
-    /// The call that failed, and why. `EFBIG`: `RLIMIT_FSIZE` (`ulimit -f`) is below the length. The
-    /// kernel would end the program with SIGXFSZ.
+    /// As [`memfd_of`].
     pub fn make(name: &CStr, bytes: u64) -> Result<SharedFile, (&'static str, Errno)> {
         let failed = |what| move |errno| (what, errno);
-        if limits::file_bytes().is_some_and(|limit| limit < bytes) {
-            return Err(("making the file, which RLIMIT_FSIZE (ulimit -f) forbids", Errno::FBIG));
-        }
-        let fd = memfd(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(failed("memfd_create"))?;
-        ftruncate(&fd, bytes).map_err(failed("ftruncate"))?;
+        let fd = memfd_of(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING, bytes)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
         Ok(SharedFile::at(fd))

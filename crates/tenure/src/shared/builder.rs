@@ -84,6 +84,10 @@ impl SharedVolatileBuilder {
     /// touch raises the SIGBUS that it would raise without a function. The next pin or touch tries
     /// again.
     ///
+    /// **A thread that blocks SIGBUS**, or is in a signal handler whose mask has it, must not touch a
+    /// purged chunk: the kernel ends the process with SIGBUS, and calls no handler. Private memory's
+    /// refill functions need no signal.
+    ///
     /// The function runs under no lock: it may panic, fork, and use other memory. For touches, one
     /// thread runs the functions of the whole process. It has the program's descriptors, the usual
     /// stack, and all signals blocked except those that it raises itself. So the function must not

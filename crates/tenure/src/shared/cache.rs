@@ -3,18 +3,19 @@
 #![allow(unsafe_code, reason = "other processes write to the memory")]
 
 use super::builder::SharedVolatileBuilder;
-use super::entry::{unit, Entry, PLACES};
-use super::flight::{self, Begin, Makers};
+use super::entry::{unit, PLACES};
+use super::flight::{self, Begin, Flight, Makers};
 use super::index::{self, Index};
 use super::layout::Use;
 use super::object::SharedVolatile;
 use super::parts::{Leads, Parts};
 use super::pin::SharedChunk;
-use super::record;
+use super::purge;
+use super::record::{self, Origin};
+use super::region::too_many_pins;
 use super::stats::SharedStats;
 use super::waiting::Waiting;
-use super::writer::{Class, Writer};
-use super::{evict, purge};
+use super::writer::Writer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::{memory_group, room_now};
 use crate::sync::{AtomicU64, Ordering};
@@ -290,32 +291,42 @@ impl SharedCache {
     /// No system call. Two lines of memory, and a pin.
     ///
     /// # Errors
-    /// `EUSERS`: this process is a child of a raw clone that found no slot.
+    /// `EUSERS`: this process is a child that got no slot, or it holds 32,000 values of the chunk in
+    /// which this value is. Drop values then.
     pub fn get(&self, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
-        self.memory.region().slots.own("SharedCache::get")?;
-        let found = self.find(self.hash(key), key);
+        let call = "SharedCache::get";
+        self.memory.region().slots.own(call)?;
+        let found = self.find(call, self.hash(key), key)?;
         let count = if found.is_some() { &self.hits } else { &self.misses };
         count.fetch_add(1, Ordering::Relaxed);
         Ok(found)
     }
 
-    fn find(&self, hash: u64, key: &[u8]) -> Option<SharedValue<'_>> {
+    fn find(&self, call: &'static str, hash: u64, key: &[u8]) -> Result<Option<SharedValue<'_>>> {
         let found = self.index.find(&self.memory, hash, |place, entry| {
             let parts = self.parts();
             let Leads::There(pin, record) = parts.follow(entry, hash, key) else {
                 return None;
             };
+            // Its maker has not yet seen whether the key has changed.
+            if record.origin() == Origin::Pending {
+                return None;
+            }
             if record.has_expired() {
                 let out = place.compare_exchange(entry.0, 0, Ordering::AcqRel, Ordering::Relaxed);
                 if out.is_ok() {
                     parts.count_dead(entry, &record);
                 }
-                return Some(None);
+                return Some(Ok(None));
+            }
+            // This pin would be one too many.
+            if self.memory.pins_left(entry.chunk()) < 0 {
+                return Some(Err(too_many_pins(call)));
             }
             record.hit();
-            Some(Some(SharedValue { _pin: pin, bytes: record.value() }))
+            Some(Ok(Some(SharedValue { _pin: pin, bytes: record.value() })))
         });
-        found.flatten()
+        found.unwrap_or(Ok(None))
     }
 
     /// Returns the largest length of a key and its value together.
@@ -345,9 +356,12 @@ impl SharedCache {
     /// # Errors
     /// `EINVAL`: key and value are longer than [`longest`](SharedCache::longest). `ENOMEM`: there
     /// is no memory for another chunk, or every chunk is pinned; then the key keeps its old value.
-    /// `ETIMEDOUT`: another process is stopped while it makes a part of the index.
+    /// `ETIMEDOUT`: another process is stopped while it makes a part of the index. `EUSERS`: this
+    /// process is a child that got no slot.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.insert_as("SharedCache::insert", self.hash(key), key, value).map(drop)
+        let call = "SharedCache::insert";
+        self.memory.region().slots.own(call)?;
+        self.insert_as(call, self.hash(key), key, value, None).map(drop)
     }
 
     fn insert_as(
@@ -356,6 +370,7 @@ impl SharedCache {
         hash: u64,
         key: &[u8],
         value: &[u8],
+        flight: Option<&Flight<'_>>,
     ) -> Result<SharedValue<'_>> {
         if key.len().saturating_add(value.len()) > self.longest() {
             let why = text!("{} bytes do not fit a chunk", key.len().saturating_add(value.len()));
@@ -365,45 +380,9 @@ impl SharedCache {
         let expires = self.time_to_live.map_or(0, |time| {
             record::now().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).max(1)
         });
-        let parts = (hash, expires, key, value);
-        let (all, class) = (self.parts(), self.class_of(hash));
-        let empty = |need| evict::empty_chunk(&all, need);
-        let written = self.writer.write(call, &self.memory, &self.index, class, parts, empty)?;
-        let is_stale = |entry: Entry| {
-            let chunk = entry.chunk();
-            chunk >= self.memory.chunks()
-                || !entry.is_of(self.memory.region().chunk(chunk).load().life())
-        };
-        let pick = written.entry.place() ^ (hash >> 32) as usize;
-        let put = || self.index.put(&self.memory, hash, written.entry, is_stale, pick);
-        let place = match all.replace(hash, key, written.entry) {
-            Some(place) => place,
-            None => {
-                let (place, displaced) =
-                    put().inspect_err(|_| all.count_displaced(written.entry))?;
-                displaced.into_iter().for_each(|entry| all.count_displaced(entry));
-                place
-            }
-        };
-        self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
-        all.keep_first(hash, key, written.entry, place);
+        let written = self.parts().store(call, (hash, expires, key, value), flight)?;
         let bytes = written.record().map_or(&[][..], |record| record.value());
         Ok(SharedValue { _pin: written.pin, bytes })
-    }
-
-    /// Returns the class of a value. If an entry that may be its key's leads to the previous life
-    /// of a chunk, the value was there not long ago. It came back too late, and is kept.
-    fn class_of(&self, hash: u64) -> Class {
-        let region = self.memory.region();
-        let went = |_: &_, entry: Entry| {
-            let chunk = entry.chunk();
-            let life = (chunk < self.memory.chunks()).then(|| region.chunk(chunk).load().life())?;
-            entry.is_of_life_before(life).then_some(())
-        };
-        match self.index.find(&self.memory, hash, went) {
-            Some(()) => Class::Kept,
-            None => Class::New,
-        }
     }
 
     /// Returns the value of a key, or makes it with `make` and puts it in. If several threads and
@@ -411,6 +390,10 @@ impl SharedCache {
     ///
     /// A thread that itself makes a value waits for another process for five seconds at most, and
     /// then makes the value, too: that process may wait for this one.
+    ///
+    /// Threads of any process may insert, remove or clear the key while `make` runs. The newer
+    /// change wins: the call returns the value and does not store it. (If other values are made at
+    /// the same time, an insert or a removal of another key may rarely have the same effect.)
     ///
     /// ```
     /// let cache = tenure::shared::SharedCache::builder().most(64 << 20).build()?;
@@ -420,7 +403,7 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
+    /// As [`SharedCache::get`] and [`SharedCache::insert`]. `EDEADLK`: `make` asks for the same key, the thread that makes
     /// the value waits for this thread, or this thread makes 32 values, one inside another. If
     /// `make` panics, one of the waiting threads makes the value.
     pub fn get_or_insert_with<V: AsRef<[u8]>>(
@@ -431,13 +414,13 @@ impl SharedCache {
         let call = "SharedCache::get_or_insert_with";
         let hash = self.hash(key);
         let (mut waiting, mut alone) = (Waiting::new(), false);
-        let look = || {
-            let found = self.find(hash, key);
+        let look = || -> Result<_> {
+            let found = self.find(call, hash, key)?;
             self.hits.fetch_add(found.is_some().into(), Ordering::Relaxed);
-            found
+            Ok(found)
         };
         loop {
-            if let Some(value) = look() {
+            if let Some(value) = look()? {
                 // While the value is a local: if this drop panics, a value that is already returned
                 // would be lost, and stay pinned for all processes.
                 drop(make);
@@ -446,15 +429,15 @@ impl SharedCache {
             let region = self.memory.region();
             let flights = &self.index.root().flights;
             match flight::begin(call, region, flights, &self.makers, hash, alone)? {
-                Begin::Make(_flight) => {
+                Begin::Make(flight) => {
                     // Another thread may have made the value between the lookup and the beginning.
-                    if let Some(value) = look() {
+                    if let Some(value) = look()? {
                         drop(make);
                         return Ok(value);
                     }
                     self.misses.fetch_add(1, Ordering::Relaxed);
                     let made = make();
-                    let value = self.insert_as(call, hash, key, made.as_ref());
+                    let value = self.insert_as(call, hash, key, made.as_ref(), Some(&flight));
                     drop(made);
                     return value;
                 }
@@ -482,11 +465,13 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::get`].
+    /// `EUSERS`: this process is a child that got no slot.
     #[doc(alias = "invalidate")]
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.memory.region().slots.own("SharedCache::remove")?;
-        Ok(self.parts().remove(self.hash(key), key))
+        let hash = self.hash(key);
+        self.index.root().flights.outdate(hash);
+        Ok(self.parts().remove(hash, key))
     }
 
     /// Removes all values, for all processes, and gives back their memory, except for held values.
@@ -500,10 +485,11 @@ impl SharedCache {
     /// ```
     ///
     /// # Errors
-    /// As [`SharedCache::get`].
+    /// `EUSERS`: this process is a child that got no slot.
     pub fn clear(&self) -> Result<()> {
         let region = self.memory.region();
         region.slots.own("SharedCache::clear")?;
+        self.index.root().flights.outdate_all();
         self.index.clear(&self.memory);
         region.each_recorded(|chunk| {
             if chunk >= self.index.chunks() {

@@ -17,6 +17,9 @@ use crate::sync::{barrier_after_rmw, AtomicU16, AtomicU32, AtomicU64, AtomicU8, 
 pub(super) const PINS_AT: usize = 16;
 /// The largest number of pins that a process may have of one chunk.
 pub(super) const MOST_PINS: u16 = 32_000;
+/// The same for pins that end within the call. It leaves room below [`KEPT`] for threads that count
+/// at the same moment.
+pub(super) const MOST_BRIEF_PINS: u16 = MOST_PINS + 384;
 /// A bit in the place of a process's pins: a child without its own place has the chunk pinned.
 const KEPT: u16 = 0x8000;
 
@@ -75,16 +78,22 @@ impl Chunk<'_> {
         change.is_ok()
     }
 
-    /// Counts a pin of process `own`. Returns `false` if the process has too many.
+    /// Counts a pin of process `own`. Returns `false` if the process has `most` already.
     #[inline]
-    pub fn count(&self, own: u32) -> bool {
+    pub fn count(&self, own: u32, most: u16) -> bool {
         let before = self.pins[own as usize].fetch_add(1, Ordering::SeqCst);
         barrier_after_rmw();
-        if before & !KEPT < MOST_PINS {
+        if before & !KEPT < most {
             return true;
         }
         self.uncount(own);
         false
+    }
+
+    /// Returns how many pins process `own` has.
+    #[inline]
+    pub fn pins_of(&self, own: u32) -> u16 {
+        self.pins[own as usize].load(Ordering::Relaxed) & !KEPT
     }
 
     /// Takes one pin away.

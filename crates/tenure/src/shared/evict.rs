@@ -9,7 +9,7 @@ use super::chunk::Purge;
 use super::dead::Look;
 use super::entry::{unit, Entry};
 use super::parts::Parts;
-use super::record::Record;
+use super::record::{Origin, Record};
 use super::state::Kind;
 use super::writer::{find_gone, Class, Empty};
 use super::{list, purge, record, room, stored};
@@ -37,6 +37,7 @@ struct Hot {
     hash: u64,
     expires: u64,
     hits: u32,
+    origin: Origin,
     key: Vec<u8>,
     value: Vec<u8>,
 }
@@ -176,6 +177,7 @@ fn dead_chunk<'a>(parts: &Parts<'a>, need: usize) -> Option<Empty<'a>> {
         for value in left {
             let Some((entry, record)) = empty.write(memory, value.parts()) else { break };
             record.set_hits(value.hits);
+            record.set_origin(value.origin);
             value.is_now(parts, entry);
         }
         Look::Used(empty)
@@ -253,13 +255,15 @@ fn write_again<'a>(parts: &Parts<'a>, hot: Vec<Hot>, spare: &Cell<Option<Empty<'
         let Ok(written) = written else { return };
         if let Some(record) = written.record() {
             record.set_hits(hot.hits.saturating_sub(1));
+            record.set_origin(hot.origin);
         }
         hot.is_now(parts, written.entry);
     }
 }
 
 /// Returns the values of a chunk with at least this many uses that have not expired and to which
-/// the index still leads. After the last record come zeros, or remains of another life of the
+/// the index still leads. A value that is not yet there for gets is not one of them: its maker has
+/// the chunk pinned, or is dead. After the last record come zeros, or remains of another life of the
 /// chunk, to which the index does not lead.
 fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut hot = Vec::new();
@@ -269,9 +273,11 @@ fn values(parts: &Parts<'_>, chunk: usize, least: u32) -> Vec<Hot> {
     let mut place = 1;
     while let Some(record) = parts.record(chunk, place).filter(|record| !record.is_none()) {
         let entry = Entry::new(record.hash(), chunk, life, place);
-        if record.hits() >= least && !record.has_expired() && is_named(parts, &record, entry) {
+        let (origin, counts) = (record.origin(), record.hits() >= least && !record.has_expired());
+        if counts && origin != Origin::Pending && is_named(parts, &record, entry) {
             hot.push(Hot {
                 entry,
+                origin,
                 hash: record.hash(),
                 expires: record.expires(),
                 hits: record.hits(),

@@ -2,13 +2,13 @@
 //! process makes it once. A process that dies leaves its place taken. A thread that waits there
 //! finds that out and frees the place, and so does the process that takes the dead one's slot.
 
-use super::making::{Making, FLIGHTS};
+use super::making::{Flights, Making, FLIGHTS};
 use super::region::Region;
 use crate::error::Result;
 use crate::os::signal::Blocked;
 use crate::os::{futex, generation};
 use crate::runtime::waits;
-use crate::sync::{thread_number, AtomicU64, Futex, Ordering};
+use crate::sync::{barrier_after_rmw, thread_number, AtomicU32, AtomicU64, Futex, Ordering};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::time::Duration;
@@ -52,6 +52,8 @@ pub(super) struct Flight<'a> {
     place: Option<(&'a AtomicU64, &'a Maker)>,
     making: Making,
     process: u64,
+    /// The count of changes at the place, and what it was at the beginning.
+    changes: (&'a AtomicU32, u32),
 }
 
 /// What an attempt to make a value found.
@@ -87,14 +89,14 @@ pub(super) fn is_making() -> bool {
 pub(super) fn begin<'a>(
     call: &'static str,
     region: &Region,
-    flights: &'a [AtomicU64; FLIGHTS],
+    flights: &'a Flights,
     makers: &'a Makers,
     hash: u64,
     alone: bool,
 ) -> Result<Begin<'a>> {
-    let number = (hash >> 20) as usize % FLIGHTS;
-    let (place, maker) = (&flights[number], &makers.0[number]);
-    match try_begin(call, region, (place, maker), hash, alone)? {
+    let number = Flights::number(hash);
+    let (place, maker) = (&flights.making[number], &makers.0[number]);
+    match try_begin(call, region, (place, maker, &flights.changes[number]), hash, alone)? {
         Ok(begun) => Ok(begun),
         Err(there) => Ok(wait(region, place, maker, there)),
     }
@@ -108,7 +110,7 @@ pub(super) fn begin<'a>(
 fn try_begin<'a>(
     call: &'static str,
     region: &Region,
-    (place, maker): (&'a AtomicU64, &'a Maker),
+    (place, maker, changes): (&'a AtomicU64, &'a Maker, &'a AtomicU32),
     hash: u64,
     alone: bool,
 ) -> Result<std::result::Result<Begin<'a>, Making>> {
@@ -122,12 +124,16 @@ fn try_begin<'a>(
         return deadlock("this thread makes 32 values, one inside another");
     }
     // If this thread waits instead, the drop takes the value back.
-    let mut flight = Flight { place: None, making, process: generation::current() };
+    let changes = (changes, changes.load(Ordering::SeqCst));
+    let mut flight = Flight { place: None, making, process: generation::current(), changes };
     if alone {
         return Ok(Ok(Begin::Make(flight)));
     }
-    match place.compare_exchange(0, making.0, Ordering::AcqRel, Ordering::Acquire) {
+    match place.compare_exchange(0, making.0, Ordering::SeqCst, Ordering::Acquire) {
         Ok(_) => {
+            // A change that does not find this flight was before it: the flight reads what the
+            // change's caller had written.
+            barrier_after_rmw();
             let process = flight.process << 32;
             maker.thread.store(process | u64::from(thread_number()), Ordering::Release);
             flight.place = Some((place, maker));
@@ -173,6 +179,24 @@ fn wait<'a>(region: &Region, place: &AtomicU64, maker: &Maker, there: Making) ->
         return Begin::Waited(Ok(()));
     }
     Begin::Waited(region.wait_no_longer_for_the_dead(awaited.owner()))
+}
+
+impl Flight<'_> {
+    /// Returns whether the key was inserted, removed or cleared since the flight began. A change of
+    /// another key counts, too, if this flight has no place and that key's values are made there.
+    ///
+    /// A child of `make` has a copy of the flight. Its parent may have ended the flight and begun
+    /// another one, which has the same word.
+    pub fn is_outdated(&self) -> bool {
+        if let Some((place, _)) = self.place.filter(|_| self.process == generation::current()) {
+            let there = Making(place.load(Ordering::SeqCst));
+            if there.is(self.making) {
+                return there.is_outdated();
+            }
+        }
+        let (changes, at_first) = self.changes;
+        changes.load(Ordering::SeqCst) != at_first
+    }
 }
 
 impl Drop for Flight<'_> {

@@ -9,7 +9,7 @@
 
 use super::dead::DeadChunks;
 use super::entry::{Entry, MOST_CHUNKS};
-use super::making::{FLIGHTS, FLIGHTS_AT};
+use super::making::{Flights, FLIGHTS_AT};
 use super::object::SharedVolatile;
 use super::pin::SharedPin;
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub(super) struct Root {
     pub dead: DeadChunks,
     _room: [u64; (FLIGHTS_AT - ROOT_HEAD) / 8],
     /// Values that are being made: see [`super::flight`].
-    pub flights: [AtomicU64; FLIGHTS],
+    pub flights: Flights,
 }
 
 const MOST_TABLES: usize = 20;
@@ -276,7 +276,7 @@ impl Index {
 
     /// Empties all tables.
     pub fn clear(&self, memory: &SharedVolatile) {
-        self.places(memory).for_each(|place| place.store(0, Ordering::Release));
+        self.places(memory).for_each(|place| place.store(0, Ordering::SeqCst));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 use crate::text::{text, Text};
 
 /// "tenure" and the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x04");
+const MAGIC: u64 = u64::from_le_bytes(*b"tenure\0\x05");
 /// The largest number of processes. Their flags fit the page of facts.
 pub(super) const MOST_SLOTS: u32 = 1024;
 /// The largest number of chunks. A fork looks at the private count of each: 0.1 s for so many.

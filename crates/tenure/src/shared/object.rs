@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code, reason = "other processes write to the memory")]
 
-use super::chunk::Purge;
+use super::chunk::{Purge, MOST_BRIEF_PINS, MOST_PINS};
 use super::function::{Function, Once};
 use super::layout::{Shape, Use};
+use super::make::get_or_make;
 use super::pin::{Before, Maker, SharedChunk, SharedPin};
 use super::region::Region;
 use super::stats::SharedStats;
@@ -248,7 +249,28 @@ impl SharedVolatile {
     /// Pins a chunk of this object, if it is intact.
     #[inline]
     fn pin_intact(&self, chunk: usize) -> Option<SharedChunk<'_>> {
-        let pinned = chunk < self.chunks() && self.region.pin_intact(chunk);
+        self.pin_up_to(MOST_PINS, chunk)
+    }
+
+    /// The same, for a pin that ends within the call. It succeeds although the program has as many
+    /// pins as it may have.
+    #[inline]
+    pub(super) fn pin_briefly(&self, chunk: usize) -> Option<SharedChunk<'_>> {
+        self.pin_up_to(MOST_BRIEF_PINS, chunk)
+    }
+
+    /// Returns how many more lasting pins this process may have of a chunk. Negative: it has more
+    /// than it may, because some are brief.
+    #[inline]
+    pub(super) fn pins_left(&self, chunk: usize) -> i32 {
+        let own = self.region.slots.own_or_none();
+        let pins = own.map_or(0, |own| self.region.chunk(chunk).pins_of(own));
+        i32::from(MOST_PINS) - i32::from(pins)
+    }
+
+    #[inline]
+    fn pin_up_to(&self, most: u16, chunk: usize) -> Option<SharedChunk<'_>> {
+        let pinned = chunk < self.chunks() && self.region.pin_intact(chunk, most);
         pinned.then(|| SharedChunk::pinned(&self.region, chunk))
     }
 
@@ -266,7 +288,15 @@ impl SharedVolatile {
     /// # Errors
     /// As [`SharedVolatile::pin`], except `ENOMEM` and `EACCES`.
     pub fn read(&self, chunk: usize) -> Result<Option<SharedChunk<'_>>> {
-        let call = "SharedVolatile::read";
+        self.read_as("SharedVolatile::read", chunk)
+    }
+
+    #[inline]
+    pub(super) fn read_as(
+        &self,
+        call: &'static str,
+        chunk: usize,
+    ) -> Result<Option<SharedChunk<'_>>> {
         if let Some(intact) = self.pin_intact(chunk) {
             return Ok(Some(intact));
         }
@@ -289,7 +319,12 @@ impl SharedVolatile {
     /// # Errors
     /// As [`SharedVolatile::pin`]. `EBUSY`: `make` has forked, and this is the child. The parent
     /// makes the chunk, and the child must not write to it. If `make` panics, the chunk stays gone.
-    /// `make` must not ask for the same chunk: it would wait for itself.
+    /// `EDEADLK`: `make` asks for the same chunk, or the thread that makes the chunk in this call
+    /// waits for this thread.
+    ///
+    /// Not every circle is found. Its threads wait for ever if they are of two processes, if
+    /// [`pin`](SharedVolatile::pin) gave one of them its chunk, if refill functions make the memory, or
+    /// if two of the chunks that are being made have numbers whose lowest six bits are equal.
     pub fn get_or_make(
         &self,
         chunk: usize,
@@ -303,25 +338,7 @@ impl SharedVolatile {
                 Ok(())
             });
         }
-        let mut pin = self.pin_as(call, chunk)?;
-        loop {
-            match pin {
-                SharedPin::Intact(chunk) => {
-                    // While the pin is a local: if this drop panics, a pin that is already returned
-                    // would be lost, and last.
-                    drop(make);
-                    return Ok(chunk);
-                }
-                SharedPin::ToMake(mut maker) => {
-                    match maker.is_mine() {
-                        true => make(maker.bytes_mut()),
-                        false => drop(make),
-                    }
-                    return maker.finish_in(call);
-                }
-                SharedPin::BeingMade(other) => pin = other.wait(None)?,
-            }
-        }
+        get_or_make(call, &self.region, self.pin_as(call, chunk)?, chunk, make)
     }
 
     /// Pins neighbouring chunks, each as [`SharedVolatile::pin`] does.

@@ -6,7 +6,7 @@ use super::entry::{unit, Entry};
 use super::index::Index;
 use super::object::SharedVolatile;
 use super::pin::SharedChunk;
-use super::record::Record;
+use super::record::{Origin, Record};
 use super::writer::Writer;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -47,9 +47,10 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns the record that an entry leads to, and a pin of its chunk.
+    /// Returns the record that an entry leads to, and a brief pin of its chunk: a change of the key
+    /// must see the value also when the program holds as many values of the chunk as it may.
     fn at(&self, entry: Entry) -> Option<(SharedChunk<'a>, Record<'a>)> {
-        let pin = self.memory.read(entry.chunk()).ok()??;
+        let pin = self.memory.pin_briefly(entry.chunk())?;
         let state = self.memory.region().chunk(entry.chunk()).load();
         if !entry.is_of(state.life()) || entry.chunk() < self.index.chunks() {
             return None;
@@ -79,7 +80,7 @@ impl<'a> Parts<'a> {
     /// entry of the key that is before this one later is another insert's.
     pub fn replace(&self, hash: u64, key: &[u8], new: Entry) -> Option<&'a AtomicU64> {
         self.index.find(self.memory, hash, |place, entry| {
-            self.change(place, entry, hash, key, new).then_some(place)
+            self.change(place, entry, hash, key, new).map(|_| place)
         })
     }
 
@@ -87,7 +88,8 @@ impl<'a> Parts<'a> {
     pub fn remove(&self, hash: u64, key: &[u8]) -> bool {
         let mut removed = false;
         self.index.find(self.memory, hash, |place, entry| {
-            removed |= self.change(place, entry, hash, key, Entry::NONE);
+            let there = self.change(place, entry, hash, key, Entry::NONE);
+            removed |= there.is_some_and(|origin| origin != Origin::Pending);
             None::<()>
         });
         removed
@@ -97,26 +99,62 @@ impl<'a> Parts<'a> {
     ///
     /// Another insert may have put an entry for the key at the same time. Then the entry that a
     /// search finds first stays, and both inserts know which one that is. If each removed the
-    /// other's, both would go.
-    pub fn keep_first(&self, hash: u64, key: &[u8], new: Entry, put: &AtomicU64) {
+    /// other's, both would go. `own`: how the value came in. An inserted value stays in place of a
+    /// made one.
+    pub fn keep_first(&self, hash: u64, key: &[u8], new: Entry, put: &AtomicU64, own: Origin) {
         self.index.find(self.memory, hash, |place, entry| {
             if std::ptr::eq(place, put) {
                 return None;
             }
-            let is_there = || matches!(self.follow(entry, hash, key), Leads::There(..));
-            if Index::is_before(place, put) && is_there() {
-                let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-                if put.compare_exchange(new.0, Entry::NONE.0, order, failed).is_ok() {
-                    self.count_displaced(new);
-                }
+            let there = match self.follow(entry, hash, key) {
+                Leads::There(_pin, record) => Some(record.origin()),
+                Leads::Elsewhere | Leads::Nowhere => None,
+            };
+            let yields = match there {
+                Some(Origin::Pending) | None => false,
+                Some(there) if there == own => Index::is_before(place, put),
+                Some(there) => there == Origin::Inserted,
+            };
+            if yields {
+                self.take_out(put, new);
                 return Some(());
             }
-            self.change(place, entry, hash, key, Entry::NONE);
+            match own {
+                Origin::Inserted => _ = self.change(place, entry, hash, key, Entry::NONE),
+                // Only this entry: an insert may be about to replace it.
+                _ if there.is_some() => self.take_out(place, entry),
+                _ => {}
+            }
             None
         });
     }
 
-    /// Exchanges the entry in a place if it leads to the key's value, and then returns `true`.
+    /// Removes an entry if it is still in this place.
+    pub fn take_out(&self, place: &AtomicU64, entry: Entry) {
+        let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        if place.compare_exchange(entry.0, Entry::NONE.0, order, failed).is_ok() {
+            self.count_displaced(entry);
+        }
+    }
+
+    /// Returns whether a key has a value. Removes its entries that lead nowhere, as
+    /// [`change`](Self::change) does.
+    pub fn has_value(&self, hash: u64, key: &[u8]) -> bool {
+        let found = self.index.find(self.memory, hash, |place, entry| {
+            match self.follow(entry, hash, key) {
+                Leads::There(_pin, record) => (record.origin() != Origin::Pending).then_some(()),
+                Leads::Elsewhere => None,
+                Leads::Nowhere => {
+                    self.take_out(place, entry);
+                    None
+                }
+            }
+        });
+        found.is_some()
+    }
+
+    /// Exchanges the entry in a place if it leads to the key's value, and then returns how that
+    /// value came in.
     ///
     /// It removes an entry that may belong to the key and leads nowhere. Such an entry may belong
     /// to a chunk that is being emptied: its value is about to be written again, and the entry then
@@ -128,11 +166,11 @@ impl<'a> Parts<'a> {
         hash: u64,
         key: &[u8],
         new: Entry,
-    ) -> bool {
+    ) -> Option<Origin> {
         while entry.may_be(hash) {
             let there = match self.follow(entry, hash, key) {
                 Leads::There(pin, record) => Some((pin, record)),
-                Leads::Elsewhere => return false,
+                Leads::Elsewhere => return None,
                 Leads::Nowhere => None,
             };
             let to = if there.is_some() { new } else { Entry::NONE };
@@ -140,12 +178,12 @@ impl<'a> Parts<'a> {
                 Ok(_) => {
                     let record = there.as_ref().map(|(_pin, record)| record);
                     record.into_iter().for_each(|record| self.count_dead(entry, record));
-                    return there.is_some();
+                    return record.map(Record::origin);
                 }
                 Err(now) => entry = Entry(now),
             }
         }
-        false
+        None
     }
 }
 
@@ -172,7 +210,8 @@ mod tests {
             let put = |entry| parts.index.put(parts.memory, hash, entry, |_| false, 0).unwrap().0;
             let places = entries.map(put);
             for which in [first, 1 - first] {
-                parts.keep_first(hash, b"key", entries[which], places[which]);
+                let own = Origin::Inserted;
+                parts.keep_first(hash, b"key", entries[which], places[which], own);
             }
             assert_eq!(find().map(|(_, entry)| entry), Some(entries[0]));
             assert!(parts.remove(hash, b"key") && find().is_none());

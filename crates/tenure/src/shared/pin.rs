@@ -300,9 +300,9 @@ fn make_by<'a>(
     Ok(mine.then_some(made))
 }
 
-fn made_by_itself(call: &'static str, chunk: usize) -> Error {
-    let why = text!("chunk {chunk} is made by this thread");
-    let remedy = "let the refill function write only the bytes that it gets";
+pub(super) fn made_by_itself(call: &'static str, chunk: usize) -> Error {
+    let why = text!("chunk {chunk} is made by this thread, or by one that waits for it");
+    let remedy = "let the function that makes a chunk write only the bytes that it gets";
     Error::new(ErrorKind::Deadlock, call, why, remedy)
 }
 

@@ -15,7 +15,18 @@ pub(super) struct Head {
     value: u32,
     /// Gets that found it, up to [`MOST_HITS`].
     hits: AtomicU32,
-    _room: u32,
+    /// An [`Origin`].
+    origin: AtomicU32,
+}
+
+/// How a value came into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Inserted,
+    /// It was made because it was missing.
+    Made,
+    /// It was made, and its key may have changed meanwhile. No get finds it.
+    Pending,
 }
 
 /// The largest number of gets that count.
@@ -116,6 +127,18 @@ impl<'a> Record<'a> {
         self.head.hits.load(Ordering::Relaxed)
     }
 
+    pub fn origin(&self) -> Origin {
+        match self.head.origin.load(Ordering::Acquire) {
+            there if there == Origin::Made as u32 => Origin::Made,
+            there if there == Origin::Pending as u32 => Origin::Pending,
+            _ => Origin::Inserted,
+        }
+    }
+
+    pub fn set_origin(&self, origin: Origin) {
+        self.head.origin.store(origin as u32, Ordering::Release);
+    }
+
     /// Sets the number of gets that count.
     pub fn set_hits(&self, hits: u32) {
         self.head.hits.store(hits, Ordering::Relaxed);
@@ -133,7 +156,7 @@ pub(super) unsafe fn write(address: usize, hash: u64, expires: u64, key: &[u8], 
         key: key.len() as u32,
         value: value.len() as u32,
         hits: AtomicU32::new(0),
-        _room: 0,
+        origin: AtomicU32::new(Origin::Inserted as u32),
     };
     // SAFETY: the caller promises room for the head, the key and the value.
     unsafe {

@@ -3,12 +3,13 @@
 #![allow(unsafe_code, reason = "regions are in a list through themselves")]
 
 use super::bar::Bar;
-use super::chunk::Found;
+use super::chunk::{Found, MOST_PINS};
 use super::function::FunctionPlace;
 use super::layout::{Shape, Use};
 use super::memory::Memory;
 use super::slots::Slots;
 use super::state::{Kind, State};
+use super::threads::Threads;
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::generation;
 use crate::os::shared_file::SharedFile;
@@ -42,6 +43,8 @@ pub(super) struct Region {
     pub strays_at: AtomicU64,
     /// Another process was purging when this one last tried to purge.
     pub gave_way: AtomicBool,
+    /// The threads of this process that make chunks.
+    pub threads: Threads,
     /// The next in the list of regions. Only the list uses it, under its lock.
     pub next: UnsafeCell<Option<Arc<Region>>>,
 }
@@ -85,17 +88,18 @@ impl Region {
             bar: Bar::new(),
             strays_at: AtomicU64::new(0),
             gave_way: AtomicBool::new(false),
+            threads: Threads::new(),
             next: UnsafeCell::new(None),
         })
     }
 
-    /// Pins a chunk if it is intact. `false`: the chunk is not pinned, and [`pin`](Self::pin) finds
-    /// the reason.
+    /// Pins a chunk if it is intact, and this process has fewer than `most` pins of it. `false`: the
+    /// chunk is not pinned, and [`pin`](Self::pin) finds the reason.
     ///
     /// The result is in a register, so a caller builds its guard in place. A guard inside two enums
     /// was copied through memory twice: 8 of 56 ns (Xeon).
-    pub fn pin_intact(&self, chunk: usize) -> bool {
-        if self.count_one("pin", chunk).is_err() {
+    pub fn pin_intact(&self, chunk: usize, most: u16) -> bool {
+        if self.count_one("pin", chunk, most).is_err() {
             return false;
         }
         let is_intact = self.chunk(chunk).look(None) == Found::Intact && self.has_access();
@@ -107,14 +111,14 @@ impl Region {
 
     /// Counts a pin.
     #[inline]
-    fn count_one(&self, call: &'static str, chunk: usize) -> Result<()> {
+    fn count_one(&self, call: &'static str, chunk: usize, most: u16) -> Result<()> {
         fork::look();
         let record = self.chunk(chunk);
         self.while_counting(chunk, || {
             // The private count first: a child that is made in between has the pin, and counts it
             // there.
             self.count(chunk).fetch_add(1, Ordering::Relaxed);
-            let counted = self.slots.own_now(call).and_then(|own| match record.count(own) {
+            let counted = self.slots.own_now(call).and_then(|own| match record.count(own, most) {
                 true => Ok(()),
                 false => Err(too_many_pins(call)),
             });
@@ -136,7 +140,7 @@ impl Region {
     /// Pins a chunk and looks at it. `make`: the caller makes a chunk that is gone, and first
     /// provides its memory.
     pub fn pin(&self, call: &'static str, chunk: usize, make: bool) -> Result<Found> {
-        self.count_one(call, chunk)?;
+        self.count_one(call, chunk, MOST_PINS)?;
         let record = self.chunk(chunk);
         let mut found = record.look(None);
         let mut patience = PATIENCE;
@@ -441,7 +445,7 @@ pub(super) fn needs_userfaultfd(call: &'static str) -> Error {
     Error::new(ErrorKind::Unsupported, call, why, remedy)
 }
 
-fn too_many_pins(call: &'static str) -> Error {
+pub(super) fn too_many_pins(call: &'static str) -> Error {
     let why = "this process has the chunk pinned 32,000 times";
     Error::new(ErrorKind::TooMany, call, why, "drop guards that are not in use")
 }

@@ -130,14 +130,15 @@ impl Writer {
                 continue;
             }
             let (chunk, next) = (there.chunk(), there.next());
-            if there == NONE || next + need > places {
+            let is_full = || next + need > places || memory.pins_left(chunk) <= 0;
+            if there == NONE || is_full() {
                 let empty = gone(need as usize)?.ok_or_else(|| all_pinned(call))?;
                 self.open_chunk(memory, index, class, there, empty);
                 continue;
             }
             // Before this pin is counted, this process's pin of its open chunk may end, and the
             // chunk may go.
-            let Some(pin) = memory.read(chunk)? else {
+            let Some(pin) = memory.read_as(call, chunk)? else {
                 swap(open, there, NONE);
                 continue;
             };

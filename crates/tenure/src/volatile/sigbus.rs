@@ -86,6 +86,9 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 /// touch one page at once, each of them calls the handler. If the handler unmarks the range, other
 /// threads read zeros until it has made the contents. With `Purged::fill` there is no such moment.
 ///
+/// A thread that blocks SIGBUS, or is in a signal handler whose mask has it, must not touch a purged
+/// page: the kernel ends the process with SIGBUS, and calls no handler.
+///
 /// tenure installs no signal handler before this call. A second call replaces the function. A
 /// signal handler that the program installs later comes first, and must call the one that was there
 /// before it.

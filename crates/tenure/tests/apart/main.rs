@@ -87,6 +87,7 @@ mod shared;
 mod shared_alone;
 mod shared_attacks;
 mod shared_cache;
+mod shared_changes;
 mod shared_heirs;
 mod shared_hostile;
 mod shared_makers;

@@ -340,3 +340,62 @@ fn workers_that_all_insert_at_once_kill_nobody() {
     });
     tenure_testkit::or_skip!(done);
 }
+
+/// The most values of one chunk that a process holds.
+const MOST_HELD: usize = 32_000;
+
+#[test]
+fn a_process_that_holds_as_many_values_as_it_may_changes_the_others() {
+    promised(this_test!(), || {
+        let cache = cache();
+        for key in [b"hot", b"one", b"two"] {
+            cache.insert(key, b"old").unwrap();
+        }
+        let get = |key: &[u8]| cache.get(key).map(|value| value.map(|value| value.to_vec()));
+        let (mut held, mut full) = (Vec::new(), None);
+        while full.is_none() {
+            match cache.get(b"hot") {
+                Ok(value) => held.push(value.unwrap()),
+                Err(error) => full = Some(error),
+            }
+        }
+        // The process has the chunk open, too.
+        assert_eq!(held.len(), MOST_HELD - 1);
+        let full = full.unwrap();
+        assert_eq!(full.errno(), libc::EUSERS);
+        assert!(full.to_string().starts_with("SharedCache::get:"), "{full}");
+        assert_eq!(get(b"one").unwrap_err().errno(), libc::EUSERS);
+        let made = cache.get_or_insert_with(b"one", || b"again").unwrap_err();
+        assert_eq!(made.errno(), libc::EUSERS);
+        assert!(made.to_string().starts_with("SharedCache::get_or_insert_with:"), "{made}");
+        assert!(cache.remove(b"one").unwrap() && !cache.remove(b"one").unwrap());
+        assert_eq!(get(b"one").unwrap(), None);
+        cache.insert(b"two", b"new").unwrap();
+        assert_eq!(get(b"two").unwrap().unwrap(), b"new");
+        assert_eq!(&*cache.get_or_insert_with(b"one", || b"made").unwrap(), b"made");
+        drop(held);
+        assert_eq!(get(b"hot").unwrap().unwrap(), b"old");
+        assert_eq!(get(b"one").unwrap().unwrap(), b"made");
+    });
+}
+
+#[test]
+fn a_child_without_a_slot_is_told_the_call_that_it_made() {
+    promised(this_test!(), || {
+        let cache = SharedCache::builder().most(64 << 20).processes(1).build().unwrap();
+        let child = || {
+            let make = || cache.get_or_insert_with(b"key", || b"value").map(drop);
+            for (name, called) in [
+                ("SharedCache::insert:", cache.insert(b"key", b"value")),
+                ("SharedCache::get:", cache.get(b"key").map(drop)),
+                ("SharedCache::remove:", cache.remove(b"key").map(drop)),
+                ("SharedCache::get_or_insert_with:", make()),
+            ] {
+                let error = called.unwrap_err();
+                assert_eq!(error.errno(), libc::EUSERS);
+                assert!(error.to_string().starts_with(name), "{error}");
+            }
+        };
+        assert_eq!(forked(child), Ended::Well);
+    });
+}

@@ -457,5 +457,9 @@ fn below_the_limit_of_files_it_is_an_error() {
         let region = tenure::shared::ashmem::create(c"long", 64 << 20);
         assert_eq!(region.unwrap_err().errno(), libc::EFBIG);
         SharedVolatile::new(4096).unwrap();
+        let error = tenure::Mapping::memfd("long", 64 << 20).unwrap_err();
+        assert_eq!(error.errno(), libc::EFBIG);
+        assert!(error.to_string().contains("ulimit -f"), "{error}");
+        tenure::Mapping::memfd("short", 4096).unwrap();
     });
 }

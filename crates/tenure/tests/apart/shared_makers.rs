@@ -4,7 +4,7 @@ use crate::promise_kit::*;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
-use tenure::shared::SharedCache;
+use tenure::shared::{SharedCache, SharedVolatile};
 use tenure::Cache;
 use tenure_testkit::this_test;
 
@@ -126,5 +126,44 @@ fn each_call_counts_as_a_hit_or_a_miss() {
         });
         let stats = cache.stats();
         assert_eq!(stats.hits + stats.misses, 4 * calls);
+    });
+}
+
+#[test]
+fn chunks_that_threads_make_crosswise_are_an_error_for_one() {
+    promised(this_test!(), || {
+        let shared = SharedVolatile::new(8 << 20).unwrap();
+        let own = shared.get_or_make(100, |bytes| {
+            let inner = shared.get_or_make(100, |_| ()).unwrap_err();
+            assert_eq!(inner.errno(), libc::EDEADLK);
+            bytes.fill(7);
+        });
+        assert_eq!(own.unwrap()[9], 7);
+        for round in 0..30 {
+            let (both, deadlocks) = (Barrier::new(2), AtomicUsize::new(0));
+            let make = |chunk: usize| {
+                let made = shared.get_or_make(2 * round + chunk, |bytes| {
+                    both.wait();
+                    let inner = shared.get_or_make(2 * round + 1 - chunk, |_| unreachable!());
+                    match inner {
+                        Ok(other) => assert_eq!(other[5], 2 - chunk as u8),
+                        Err(error) => {
+                            assert_eq!(error.errno(), libc::EDEADLK);
+                            deadlocks.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    bytes.fill(1 + chunk as u8);
+                });
+                assert_eq!(made.unwrap()[5], 1 + chunk as u8);
+            };
+            std::thread::scope(|scope| {
+                let _threads = [0, 1].map(|chunk| scope.spawn(move || make(chunk)));
+            });
+            assert_eq!(deadlocks.into_inner(), 1, "{round}");
+        }
+        // A child has none of its parent's threads.
+        let pid =
+            worker(|| assert_eq!(shared.get_or_make(110, |bytes| bytes.fill(3)).unwrap()[0], 3));
+        assert_eq!(end_of(pid), Ended::Well);
     });
 }
