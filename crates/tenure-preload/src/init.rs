@@ -61,6 +61,7 @@ pub fn constructor() {
     let errno = Errno::keep();
     tenure::watch_forks();
     tenure::launcher::watch_forks();
+    tenure::launcher::block_faults();
     // At its first clock call, rustix looks up a symbol, which takes the loader's lock. That must
     // not happen later, while this library holds a lock of its own.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

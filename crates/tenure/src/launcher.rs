@@ -137,6 +137,12 @@ pub fn open_files() {
     crate::os::kept::open_now();
 }
 
+/// From now on tenure's threads block all signals: the launcher has them run no code of the
+/// program's, so even the signals of faults are not theirs. Called before the first of them starts.
+pub fn block_faults() {
+    crate::os::thread::block_faults();
+}
+
 /// Gives the calling thread, which is the launcher's own, an empty descriptor table of its own, and so
 /// to the threads that it starts. What it opens then takes no number that the program is about to
 /// get. Where the kernel refuses that, the thread goes on with the program's table.

@@ -19,6 +19,12 @@ fn the_last_thread_ends_the_process() {
     }
 }
 
+/// The signals of faults, too, if they are sent.
+#[test]
+fn signals_come_to_the_programs_threads_alone() {
+    program!("sent_faults.c").same_under_all_options();
+}
+
 /// The program's exit handlers do not run on a thread of the library that starts at that moment.
 #[test]
 fn handlers_at_exit_run_on_the_programs_threads() {
