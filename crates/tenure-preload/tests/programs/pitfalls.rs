@@ -326,6 +326,22 @@ fn a_report_goes_only_where_it_was_to_go() {
     assert_eq!(mine, "data", "a report was written into the program's file");
 }
 
+/// A report that cannot be written sends the program no signal: standard error is a closed pipe, or
+/// files may have no bytes.
+#[test]
+fn a_lost_report_leaves_the_exit_status_alone() {
+    let program = program!("silent_report.c");
+    let report = program.dir().join("report");
+    let to_file = ("TENURE_REPORT", report.to_str().expect("a plain name"));
+    for (way, to) in [("closed", ("TENURE_REPORT", "-")), ("limited", to_file)] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = program.under(&[LARGE, to], None);
+        let status = command.arg(way).stderr(writer).status().expect("it starts");
+        assert_eq!(status.code(), Some(7), "{way}: {status}");
+    }
+}
+
 /// Without address randomisation, and with another library before this one.
 #[test]
 fn unusual_starts() {

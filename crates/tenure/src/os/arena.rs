@@ -172,6 +172,6 @@ pub(crate) fn address_limit() -> Option<u64> {
 pub(crate) fn abort_with(text: &[u8]) -> ! {
     // SAFETY: the descriptor is only borrowed for a write, which fails if it is closed.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, text);
+    let _ = super::quiet_write::write_quietly(stderr, text);
     std::process::abort()
 }
