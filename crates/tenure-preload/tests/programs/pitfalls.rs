@@ -19,6 +19,22 @@ fn the_last_thread_ends_the_process() {
     }
 }
 
+/// Also if threads end by the system call `exit`, which the C library does not count.
+#[test]
+fn the_last_thread_ends_the_process_by_the_calls_number() {
+    let program = program!("ends_by_number.c");
+    for way in ["main", "both", "other", "main last", "before"] {
+        for more in [None, Some("in a child")] {
+            let run = |command: &mut Command| {
+                let output = kit::attempt(command.arg(way).args(more));
+                (output.status, String::from_utf8_lossy(&output.stdout).into_owned())
+            };
+            let expected = run(&mut program.plain());
+            assert_eq!(run(&mut program.under(ALL, None)), expected, "{way}, {more:?}");
+        }
+    }
+}
+
 /// The signals of faults, too, if they are sent.
 #[test]
 fn signals_come_to_the_programs_threads_alone() {
