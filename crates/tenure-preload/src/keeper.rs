@@ -184,7 +184,8 @@ pub fn thread_was_created() {
 /// call `prctl`.)
 #[cold]
 fn start_with_thread() {
-    if START.wanted_with_thread.swap(false, Ordering::Relaxed) && is_without_filter() {
+    let is_wanted = START.wanted_with_thread.swap(false, Ordering::Relaxed);
+    if is_wanted && !START.never.load(Ordering::Relaxed) && is_without_filter() {
         start();
     }
 }
@@ -291,7 +292,12 @@ pub fn make_room() -> bool {
             || START.starter_number.load(Ordering::Relaxed) != 0
     };
     let is_creator = START.creator.load(Ordering::Relaxed) == tls::thread_pointer();
-    if is_creator || is_starting_here() || !is_own_process() || !may_be_counted() {
+    if has_ended_for_good()
+        || is_creator
+        || is_starting_here()
+        || !is_own_process()
+        || !may_be_counted()
+    {
         return false;
     }
     START.failed.store(ATTEMPTS, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-/* The program allows itself only the calls that the C library makes for one use of large blocks: to
- * free them, or to change their size. */
+/* The program allows itself only the calls that the C library makes for one purpose: to free large
+ * blocks, to change their size, or to limit its memory. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -44,6 +44,13 @@ int main(int count, char **arguments) {
     }
     printf("filtered\n");
     fflush(stdout);
+    if (count > 1 && !strcmp(arguments[1], "limit")) {
+        struct rlimit large = {(rlim_t)1 << 40, RLIM_INFINITY};
+        filter(SYS_prlimit64);
+        CHECK(setrlimit(RLIMIT_DATA, &large) == 0);
+        CHECK(write(1, "limited\n", 8) == 8);
+        _exit(0);
+    }
     filter(frees ? SYS_munmap : SYS_mremap);
     for (int n = 0; n < BLOCKS && !frees; n++) {
         size_t len = len_of(n);

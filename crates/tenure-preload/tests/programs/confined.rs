@@ -62,11 +62,11 @@ fn a_strict_filter_ends_no_program_that_it_would_not_end() {
     }
 }
 
-/// Nor for a call that the C library does not make for the same use of a block.
+/// Nor for a call that the C library does not make for the same purpose.
 #[test]
-fn a_filter_for_one_use_of_blocks_ends_no_program() {
+fn a_filter_for_one_purpose_ends_no_program() {
     let program = program!("narrow_filter.c");
-    for way in ["free", "resize"] {
+    for way in ["free", "resize", "limit"] {
         let expected = done(way, program.plain().arg(way));
         for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
             let output = done(way, program.under(options, None).arg(way));
