@@ -5,7 +5,7 @@
 
 use crate::allocator::{Allocator, WhyNot};
 use crate::errno::Errno;
-use crate::hooks::{exit, in_flight, malloc};
+use crate::hooks::{exit, in_flight};
 use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::text::{say, Bytes, Text};
 use crate::{commit, counters, first_use, keeper, limits, on_signal, real, report};
@@ -61,6 +61,7 @@ pub fn constructor() {
     let errno = Errno::keep();
     tenure::watch_forks();
     tenure::launcher::watch_forks();
+    tenure::launcher::block_faults();
     // At its first clock call, rustix looks up a symbol, which takes the loader's lock. That must
     // not happen later, while this library holds a lock of its own.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -141,7 +142,7 @@ fn serve(large: Option<usize>, mmap: Option<usize>) {
     }
     if let Some(bytes) = large {
         // The next allocator is glibc's then.
-        malloc::teach_glibc();
+        ALLOCATIONS.teach_glibc(true);
         ALLOCATIONS.serve(bytes, most);
     }
 }

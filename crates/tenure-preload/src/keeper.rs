@@ -51,6 +51,8 @@ struct Start {
     is_real_time: AtomicBool,
     /// No keeper is started in this process any more.
     never: AtomicBool,
+    /// None is left either: a call that would end the threads makes no system call.
+    over: AtomicBool,
 }
 
 /// For the whole process: it has one keeper, and the arguments of a hook do not name it.
@@ -69,6 +71,7 @@ static START: Start = Start {
     created_in: AtomicU64::new(0),
     is_real_time: AtomicBool::new(false),
     never: AtomicBool::new(false),
+    over: AtomicBool::new(false),
 };
 
 const ATTEMPTS: u32 = 3;
@@ -181,7 +184,8 @@ pub fn thread_was_created() {
 /// call `prctl`.)
 #[cold]
 fn start_with_thread() {
-    if START.wanted_with_thread.swap(false, Ordering::Relaxed) && is_without_filter() {
+    let is_wanted = START.wanted_with_thread.swap(false, Ordering::Relaxed);
+    if is_wanted && !START.never.load(Ordering::Relaxed) && is_without_filter() {
         start();
     }
 }
@@ -244,7 +248,15 @@ pub enum Threads {
 /// Ends tenure's threads. When this returns the kernel does not count them any more.
 #[cold]
 pub fn end(threads: Threads) {
+    if START.over.load(Ordering::Acquire) {
+        return;
+    }
     if !is_own_process() {
+        // It has none of these threads, and its own memory or its parent's.
+        if threads == Threads::Never && launcher::owns_its_memory() {
+            START.never.store(true, Ordering::SeqCst);
+            START.over.store(true, Ordering::Release);
+        }
         return;
     }
     if threads == Threads::Never {
@@ -258,6 +270,14 @@ pub fn end(threads: Threads) {
     tenure::end_background_threads();
     // No thread would offer or return the free memory later.
     tenure::pool::trim();
+    if threads == Threads::Never {
+        START.over.store(true, Ordering::Release);
+    }
+}
+
+/// Whether no thread of tenure's is left, and none will start.
+pub fn has_ended_for_good() -> bool {
+    START.over.load(Ordering::Acquire)
 }
 
 /// Called when the kernel has refused the program a thread. Ends tenure's threads, for good: from
@@ -272,7 +292,12 @@ pub fn make_room() -> bool {
             || START.starter_number.load(Ordering::Relaxed) != 0
     };
     let is_creator = START.creator.load(Ordering::Relaxed) == tls::thread_pointer();
-    if is_creator || is_starting_here() || !is_own_process() || !may_be_counted() {
+    if has_ended_for_good()
+        || is_creator
+        || is_starting_here()
+        || !is_own_process()
+        || !may_be_counted()
+    {
         return false;
     }
     START.failed.store(ATTEMPTS, Ordering::Relaxed);

@@ -24,6 +24,7 @@ mod counters;
 mod errno;
 mod family;
 mod first_use;
+mod handed_over;
 mod heap;
 mod hooks;
 mod init;

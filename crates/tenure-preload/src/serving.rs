@@ -1,7 +1,7 @@
 //! The sizes from which on the hooks serve requests. The environment sets them once. The hooks stop
 //! serving in a program that the pool would disturb.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const NEVER: usize = usize::MAX;
 
@@ -20,6 +20,8 @@ pub struct Allocations {
     from: AtomicUsize,
     /// The next allocator serves larger requests.
     up_to: AtomicUsize,
+    /// The next allocator is glibc's, and adapts to the blocks that are freed. See `hooks::malloc`.
+    teach: AtomicBool,
 }
 
 impl Allocations {
@@ -28,7 +30,17 @@ impl Allocations {
             look_from: AtomicUsize::new(NEVER),
             from: AtomicUsize::new(NEVER),
             up_to: AtomicUsize::new(isize::MAX as usize),
+            teach: AtomicBool::new(false),
         }
+    }
+
+    /// Has glibc's malloc adapt to the blocks that the program frees, or has it do so no more.
+    pub fn teach_glibc(&self, yes: bool) {
+        self.teach.store(yes, Ordering::Relaxed);
+    }
+
+    pub fn are_taught(&self) -> bool {
+        self.teach.load(Ordering::Relaxed)
     }
 
     /// Serves requests of `from` to `up_to` bytes.

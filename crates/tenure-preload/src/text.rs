@@ -26,7 +26,8 @@ impl<const N: usize> Text<N> {
         self.len == 0
     }
 
-    /// Writes the text in one call, so that the lines of several processes do not mix.
+    /// Writes the text in one call, so that the lines of several processes do not mix. Sends the
+    /// program no signal if the text cannot be written.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -34,7 +35,7 @@ impl<const N: usize> Text<N> {
         // SAFETY: the descriptor is borrowed only for the call. If it is not open the kernel
         // refuses.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        rustix::io::write(fd, self.bytes()).map(drop)
+        tenure::launcher::write_quietly(fd, self.bytes()).map(drop)
     }
 }
 

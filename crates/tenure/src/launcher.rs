@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "hands out memory")]
 
 pub use crate::os::kernel::call as system_call;
+pub use crate::os::quiet_write::write_quietly;
 pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;
 pub use crate::text::{Text, Words};
@@ -135,6 +136,12 @@ pub fn publish(part: &'static Part) {
 /// new descriptor first.
 pub fn open_files() {
     crate::os::kept::open_now();
+}
+
+/// From now on tenure's threads block all signals: the launcher has them run no code of the
+/// program's, so even the signals of faults are not theirs. Called before the first of them starts.
+pub fn block_faults() {
+    crate::os::thread::block_faults();
 }
 
 /// Gives the calling thread, which is the launcher's own, an empty descriptor table of its own, and so

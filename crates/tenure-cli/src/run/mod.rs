@@ -35,12 +35,14 @@ its mmap. --report prints how much tenure has served.
 
 tenure refuses a program that is linked statically, gains rights when it starts (setuid, file \
 capabilities), is built with gcc's address, leak or thread sanitizer, or is of another \
-architecture or C library.
+architecture or C library. It cannot refuse a child: one that is built with such a sanitizer \
+ends at its start. Start it with LD_PRELOAD= (empty), or use --children=no.
 
 Do not run a program that frees memory with the free of another allocator (a library loaded with \
 RTLD_DEEPBIND, or dlsym in dlopen(\"libc.so.6\")): it ends in SIGSEGV. Once the program has freed \
-large memory, the process has threads of tenure: setns of a mount or user namespace fails with \
-EINVAL, setns of a time namespace with EUSERS, and Python 3.12 and later warn at os.fork(). \
+large memory, the process has threads of tenure: Python 3.12 and later warn at os.fork(), and a \
+raw system call that only a process with one thread may make fails (setns of a user namespace \
+with EINVAL). \
 RLIMIT_DATA counts the sizes of the pool's runs.
 
 Examples:

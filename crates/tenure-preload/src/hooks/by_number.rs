@@ -6,6 +6,7 @@
 use super::rules::{let_go, of_advice};
 use super::{confine, in_flight, rlimit, state};
 use crate::kernel::call;
+use crate::last_thread;
 use crate::real::known;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use tenure::pool::mapped::{self, Call};
@@ -110,6 +111,9 @@ pub unsafe extern "C" fn syscall(
         // SAFETY: the program makes this call itself, so its structures are of the kind that the
         // kernel expects, or the kernel refuses them.
         return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
+    }
+    if number == libc::SYS_exit && !confine::is_strict() {
+        last_thread::ends_by_number();
     }
     if !names_mappings(number) {
         let result = match known!(syscall) {

@@ -27,9 +27,14 @@ thread_local! {
     static IS_STRICT: Cell<bool> = const { Cell::new(false) };
 }
 
+/// A child of a raw `clone`, or of `_Fork`, has a pool to end, too, but no handler has told the
+/// library about it.
 fn filter_comes() {
+    if ending::has_ended_before_filter() {
+        return;
+    }
     keeper::end(Threads::Never);
-    if keeper::is_own_process() {
+    if launcher::owns_its_memory() {
         ending::end_before_filter();
     }
 }

@@ -3,6 +3,7 @@
 use crate::errno::Errno;
 use crate::serving::{ALLOCATIONS, MAPPINGS};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tenure::{pool, retire};
 
@@ -35,13 +36,25 @@ pub fn end_the_pool() {
     retire::drain(Some(LONGEST_TEARDOWN));
 }
 
+/// For the whole process, as the pool is: it has ended before a filter.
+static ENDED_BEFORE_FILTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process, or one of its ancestors, has called [`end_before_filter`]. The filter may
+/// end it for a call that asks for more.
+pub fn has_ended_before_filter() -> bool {
+    ENDED_BEFORE_FILTER.load(Ordering::Acquire)
+}
+
 /// Ends the pool before a filter that may end the process for any call that the program itself does
 /// not make. The pool needs madvise, mprotect and files of /proc, and so does every call that
 /// tenure serves in another way.
 pub fn end_before_filter() {
     let _errno = Errno::keep();
     ALLOCATIONS.serve_no_more();
+    // It maps memory when the program frees a block.
+    ALLOCATIONS.teach_glibc(false);
     MAPPINGS.leave_all();
     pool::end_before_filter();
     retire::drain(Some(LONGEST_TEARDOWN));
+    ENDED_BEFORE_FILTER.store(true, Ordering::Release);
 }

@@ -4,11 +4,11 @@
 use super::confine;
 use crate::errno::Errno;
 use crate::serving::ALLOCATIONS;
-use crate::{bootstrap_alloc, counters, keeper, real};
+use crate::{bootstrap_alloc, counters, handed_over, keeper, real};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tenure::launcher::{call_next_allocator, without_waiting_for_forks};
 use tenure::pool;
 
@@ -66,31 +66,27 @@ fn enter_next_allocator() {
 fn enter_first() {
     let (Some(malloc), Some(free)) = (real::malloc(), real::free()) else { return };
     let _errno = Errno::keep();
-    // SAFETY: a plain allocation, which is given back at once.
-    let enter = || unsafe { free(malloc(1)) };
+    let enter = || {
+        // SAFETY: a plain allocation, which is given back at once.
+        unsafe { free(malloc(1)) };
+        handed_over::learn();
+    };
     // Where another thread teaches or forks, a later allocation does it.
     if call_next_allocator(enter) {
         HAS_ENTERED.set(true);
     }
 }
 
-/// For the whole process: the next allocator is glibc's. It adapts to the large blocks that are
-/// freed: each raises the size from which on glibc maps blocks, and twice that size may stay free
-/// at the top of its heap. Without large blocks, a heap that grows and shrinks by a few MiB calls
-/// the kernel each time: perl made 35 calls of brk with them, and 13,510 without.
-static TEACHES: AtomicBool = AtomicBool::new(false);
 /// For the whole process, as glibc's threshold is: the largest block that glibc has freed for this
 /// library.
 static TAUGHT: AtomicUsize = AtomicUsize::new(0);
 /// glibc adapts to no larger block (DEFAULT_MMAP_THRESHOLD_MAX).
 const MOST_TAUGHT: usize = 32 << 20;
 
-/// Called in the constructor.
-pub fn teach_glibc() {
-    TEACHES.store(true, Ordering::Relaxed);
-}
-
-/// Makes glibc free an untouched block of this size.
+/// Makes glibc free an untouched block of this size. It adapts to the large blocks that are freed:
+/// each raises the size from which on glibc maps blocks, and twice that size may stay free at the
+/// top of its heap. Without large blocks, a heap that grows and shrinks by a few MiB calls the kernel
+/// each time: perl made 35 calls of brk with them, and 13,510 without.
 fn teach(size: usize) {
     let taught = TAUGHT.load(Ordering::Relaxed);
     let is_news = size <= MOST_TAUGHT && size > taught + taught / 8;
@@ -106,7 +102,7 @@ fn teach(size: usize) {
     if call_next_allocator(teach) {
         TAUGHT.fetch_max(size, Ordering::Relaxed);
         if size > MOST_TAUGHT / 9 * 8 {
-            TEACHES.store(false, Ordering::Relaxed);
+            ALLOCATIONS.teach_glibc(false);
         }
     }
 }
@@ -120,7 +116,7 @@ pub unsafe fn free_run(at: *mut c_void) {
         return;
     }
     if let Some(at) = NonNull::new(at.cast()) {
-        if TEACHES.load(Ordering::Relaxed) {
+        if ALLOCATIONS.are_taught() {
             // SAFETY: the block is the program's, which gives it up.
             teach(unsafe { pool::usable_size(at) }.unwrap_or(0));
         }
@@ -300,6 +296,12 @@ pub unsafe fn realloc_run_with(
         // SAFETY: realloc to 0 bytes frees, so nothing uses the block any more.
         unsafe { free_run(at) };
         return null_mut();
+    }
+    if align <= ALIGN && !zeroed {
+        // SAFETY: the caller promises that the run may move.
+        if let Some(block) = unsafe { handed_over::resize(run, size) } {
+            return block;
+        }
     }
     let from = ALLOCATIONS.from();
     // Half of the bound: a block that grows and shrinks around the bound must not move each time. A

@@ -29,8 +29,12 @@ pub unsafe fn call(
     // the kernel refuses them.
     let call = || unsafe { kernel!(libc::SYS_prlimit64, pid, resource, new, old) as c_int };
     let counts = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&resource);
+    // A filter may allow no other call, and the pool has ended before it.
+    if !counts || ending::has_ended_before_filter() {
+        return call();
+    }
     // A child of vfork shares this memory, but limits only itself.
-    if !counts || !(pid == 0 || pid == keeper::pid()) || !tenure::launcher::owns_its_memory() {
+    if !(pid == 0 || pid == keeper::pid()) || !tenure::launcher::owns_its_memory() {
         return call();
     }
     // SAFETY: two whole words, and any bytes are valid for them. The read reports memory that

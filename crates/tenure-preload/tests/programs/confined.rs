@@ -61,3 +61,22 @@ fn a_strict_filter_ends_no_program_that_it_would_not_end() {
         }
     }
 }
+
+/// Nor for a call that the C library does not make for the same purpose.
+#[test]
+fn a_filter_for_one_purpose_ends_no_program() {
+    let program = program!("narrow_filter.c");
+    for way in ["free", "resize", "limit"] {
+        let expected = done(way, program.plain().arg(way));
+        for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
+            let output = done(way, program.under(options, None).arg(way));
+            assert_eq!(output.stdout, expected.stdout, "{way}, {options:?}: {}", text(&output));
+        }
+    }
+}
+
+/// Nor a child that was made without fork handlers.
+#[test]
+fn a_filter_in_a_raw_child_ends_no_program() {
+    program!("child_filter.c").same_under_all_options();
+}

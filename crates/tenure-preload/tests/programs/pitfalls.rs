@@ -19,6 +19,28 @@ fn the_last_thread_ends_the_process() {
     }
 }
 
+/// Also if threads end by the system call `exit`, which the C library does not count.
+#[test]
+fn the_last_thread_ends_the_process_by_the_calls_number() {
+    let program = program!("ends_by_number.c");
+    for way in ["main", "both", "other", "main last", "before"] {
+        for more in [None, Some("in a child")] {
+            let run = |command: &mut Command| {
+                let output = kit::attempt(command.arg(way).args(more));
+                (output.status, String::from_utf8_lossy(&output.stdout).into_owned())
+            };
+            let expected = run(&mut program.plain());
+            assert_eq!(run(&mut program.under(ALL, None)), expected, "{way}, {more:?}");
+        }
+    }
+}
+
+/// The signals of faults, too, if they are sent.
+#[test]
+fn signals_come_to_the_programs_threads_alone() {
+    program!("sent_faults.c").same_under_all_options();
+}
+
 /// The program's exit handlers do not run on a thread of the library that starts at that moment.
 #[test]
 fn handlers_at_exit_run_on_the_programs_threads() {
@@ -318,6 +340,22 @@ fn a_report_goes_only_where_it_was_to_go() {
     assert_eq!(output.stdout, b"closing\n", "{}", text(&output));
     let mine = std::fs::read_to_string(program.dir().join("mine")).expect("it was written");
     assert_eq!(mine, "data", "a report was written into the program's file");
+}
+
+/// A report that cannot be written sends the program no signal: standard error is a closed pipe, or
+/// files may have no bytes.
+#[test]
+fn a_lost_report_leaves_the_exit_status_alone() {
+    let program = program!("silent_report.c");
+    let report = program.dir().join("report");
+    let to_file = ("TENURE_REPORT", report.to_str().expect("a plain name"));
+    for (way, to) in [("closed", ("TENURE_REPORT", "-")), ("limited", to_file)] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = program.under(&[LARGE, to], None);
+        let status = command.arg(way).stderr(writer).status().expect("it starts");
+        assert_eq!(status.code(), Some(7), "{way}: {status}");
+    }
 }
 
 /// Without address randomisation, and with another library before this one.

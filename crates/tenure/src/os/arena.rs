@@ -158,6 +158,17 @@ pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
     unsafe { mm::munmap(addr as *mut c_void, len) }
 }
 
+/// Gives a mapping another length, at another place if there is no room here. Returns its start.
+///
+/// # Safety
+/// As for `mremap(2)` with MREMAP_MAYMOVE: from then on the mapping is used at the new place only.
+pub(crate) unsafe fn resize(range: PageRange, len: usize) -> Result<usize, Errno> {
+    let may_move = mm::MremapFlags::MAYMOVE;
+    // SAFETY: the caller promises what the call asks for.
+    unsafe { mm::mremap(range.start as *mut c_void, range.len(), len, may_move) }
+        .map(|at| at as usize)
+}
+
 /// How many processors this thread may run on.
 pub(crate) fn processors() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
@@ -172,6 +183,6 @@ pub(crate) fn address_limit() -> Option<u64> {
 pub(crate) fn abort_with(text: &[u8]) -> ! {
     // SAFETY: the descriptor is only borrowed for a write, which fails if it is closed.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, text);
+    let _ = super::quiet_write::write_quietly(stderr, text);
     std::process::abort()
 }

@@ -47,6 +47,7 @@ pub(crate) mod populate;
 pub(crate) mod pressure;
 pub(crate) mod pressure_told;
 pub(crate) mod probe;
+pub(crate) mod quiet_write;
 pub(crate) mod raw_map;
 pub(crate) mod release;
 pub(crate) mod reserve;

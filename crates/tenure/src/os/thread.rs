@@ -121,6 +121,37 @@ pub(crate) fn reset_in_child() {
     IS_OWN.set(false);
 }
 
+/// For the whole process: tenure's threads run no code of the program's. See [`block_faults`].
+static FAULTS_ARE_OWN: AtomicBool = AtomicBool::new(false);
+
+/// From now on tenure's threads block the signals of faults, too. For the launcher: its threads run
+/// no code of the program's, so a fault of such a thread is not for the program's handlers. (The
+/// kernel ends the process for it, although the thread blocks the signal.) Otherwise the kernel
+/// delivers a signal that somebody sends to the process on such a thread, while all threads of the
+/// program block it.
+pub(crate) fn block_faults() {
+    FAULTS_ARE_OWN.store(true, Ordering::Relaxed);
+}
+
+/// Blocks all signals for the calling thread, if [`block_faults`] was called. A thread that has a
+/// seccomp filter leaves SIGSYS open: the filter may raise it at a call of tenure's, and the
+/// program's handler answers such a call.
+fn block_all_of_own() {
+    if !FAULTS_ARE_OWN.load(Ordering::Relaxed) {
+        return;
+    }
+    let is_free = super::seccomp::filters() == Some(0);
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: sigfillset initialises the local set, which the others change and read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        if !is_free {
+            libc::sigdelset(all.as_mut_ptr(), libc::SIGSYS);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 type Body = Box<dyn FnOnce() + Send>;
 
 struct Start {
@@ -143,7 +174,8 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
 
 /// Starts a thread that blocks every signal that others send, so that a program's handlers run on
 /// the program's threads. Signals that the thread raises itself still reach the handlers, because
-/// it may run code of the program's, or meet a sandbox. The kernel keeps 15 bytes of the name.
+/// it may run code of the program's, or meet a sandbox. (In the launcher they do not: see
+/// [`block_faults`].) The kernel keeps 15 bytes of the name.
 pub(crate) fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     spawn_quiet_with_stack(name, STACK, body)
 }
@@ -179,6 +211,7 @@ fn spawn<T>(
     find_count();
     // The new thread inherits this mask.
     let before = super::signal::block_all();
+    block_all_of_own();
     let started = create(start);
     super::signal::restore(before);
     if started.is_err() {

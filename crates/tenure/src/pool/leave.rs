@@ -64,12 +64,12 @@ const FOR_A_FORK: Duration = Duration::from_millis(100);
 
 /// While it lives, a run of the calling thread is on its way out. Signals are blocked, because a
 /// handler could wait for this thread.
-struct Leaving {
+pub(super) struct Leaving {
     _blocked: Option<Blocked>,
 }
 
 impl Leaving {
-    fn begin() -> Leaving {
+    pub(super) fn begin() -> Leaving {
         // A filter may forbid that system call. The pool has ended then, so only a handler waits
         // that names the memory that its own thread gives back, and it does not wait for ever.
         let blocked = (!given_up::is_filtered()).then(Blocked::all);

@@ -81,6 +81,7 @@ mod settings;
 mod slot;
 mod split;
 mod stats;
+mod take_out;
 mod thread_cache;
 mod with_small;
 mod zero;
@@ -94,6 +95,7 @@ pub use lookup::owns;
 pub use raw::{alloc, free, realloc, usable_size};
 pub use settings::{settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};
+pub use take_out::take_out;
 pub use with_small::WithSmall;
 
 use crate::error::{Error, ErrorKind, Result};
