@@ -1,0 +1,20 @@
+//! Memory that the kernel still reads when the program gives it up. (More of it is in `pitfalls`.)
+
+use crate::kit::{done, program, ALL, LARGE, MMAP};
+use std::process::Command;
+
+/// tenure does not see that library's system calls.
+#[test]
+fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
+    let program = program!("loaded_queue.c");
+    let queue = program.plugin("queue_raw.c", "liburing-as.so", &[]);
+    for arguments in [["allocate", "beside"], ["map", "beside"], ["allocate", "apart"]] {
+        let run = |mut command: Command| {
+            done(&format!("{arguments:?}"), command.arg(&queue).args(arguments)).stdout
+        };
+        let expected = run(program.plain());
+        for options in [&[LARGE][..], &[MMAP], ALL] {
+            assert_eq!(run(program.under(options, None)), expected, "{options:?}");
+        }
+    }
+}
