@@ -95,7 +95,7 @@ pub unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     let becomes_strict = confine::call_comes(number, a, b, c);
-    in_flight::call_comes(number, b, c);
+    in_flight::call_comes(number, [a, b, c, d, e, f]);
     if number == libc::SYS_mlockall {
         // SAFETY: the program makes this call itself, so the kernel checks its flags.
         return unsafe { state::mlockall(a as c_int) }.into();

@@ -29,16 +29,30 @@ pub fn mapped_file(flags: c_int, offset: i64) {
 
 /// Called before `syscall`.
 #[inline]
-pub fn call_comes(number: c_long, level: c_long, name: c_long) {
+pub fn call_comes(number: c_long, [_, b, c, d, _, _]: [c_long; 6]) {
     match number {
-        libc::SYS_vmsplice | libc::SYS_io_uring_setup | libc::SYS_io_setup => reuse::end(),
-        libc::SYS_setsockopt => option_comes(level as c_int, name as c_int),
+        libc::SYS_vmsplice
+        | libc::SYS_io_setup
+        | libc::SYS_io_uring_setup
+        | libc::SYS_io_uring_enter
+        | libc::SYS_io_uring_register => reuse::end(),
+        libc::SYS_setsockopt => option_comes(b as c_int, c as c_int),
+        libc::SYS_sendmsg => message_goes(c as c_int),
+        libc::SYS_sendto | libc::SYS_sendmmsg => message_goes(d as c_int),
         _ => {}
     }
 }
 
 fn option_comes(level: c_int, name: c_int) {
     if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
+        reuse::end();
+    }
+}
+
+/// The socket's option may be older than the program, or another process's.
+#[inline]
+fn message_goes(flags: c_int) {
+    if flags & libc::MSG_ZEROCOPY != 0 {
         reuse::end();
     }
 }
@@ -74,4 +88,35 @@ pub unsafe extern "C" fn setsockopt(
         Some(next) => unsafe { next(fd, level, name, value, len) },
         None => missing(),
     }
+}
+
+/// Defines functions that send a message. They are cancellation points: a thread's end may unwind
+/// through them.
+macro_rules! sends {
+    ($($name:ident by $flags:ident ($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+                message_goes($flags);
+                match real::$name() {
+                    // SAFETY: `next` is the C library's function of that name, and it gets the
+                    // program's own arguments unchanged.
+                    Some(next) => unsafe { next($($argument),*) },
+                    None => missing() as $result,
+                }
+            }
+        )*
+    };
+}
+
+sends! {
+    send by flags (fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize;
+    sendto by flags (
+        fd: c_int, from: *const c_void, len: usize, flags: c_int, to: *const libc::sockaddr,
+        to_len: libc::socklen_t
+    ) -> isize;
+    sendmsg by flags (fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize;
+    sendmmsg by flags (
+        fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int
+    ) -> c_int;
 }

@@ -18,3 +18,9 @@ fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
         }
     }
 }
+
+/// A socket may have got its option before the program began.
+#[test]
+fn messages_from_the_programs_pages() {
+    program!("sent.c").same_under_all_options();
+}
