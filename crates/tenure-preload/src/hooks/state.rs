@@ -215,29 +215,35 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     done
 }
 
-/// With SHM_REMAP the call replaces the mappings there.
+/// With SHM_REMAP the call replaces the mappings there. Otherwise an address that it names must be free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
-    if flags & libc::SHM_REMAP != 0 && touches_pool(at as usize, 1) {
-        let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
-        // SAFETY: the kernel fills in the structure, or the call fails, and shmat will fail then,
-        // too. The structure began as zeros, which are valid.
-        let size = unsafe {
-            libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
-            about.assume_init().shm_segsz
-        };
-        let_go_of_pool(at as usize, size, Call::Replaces);
-        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
-        // unchanged.
-        let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
-        if attached == libc::MAP_FAILED {
-            mapped::was_refused(at as usize, size);
-        }
-        return attached;
+    let size = if at.is_null() { 0 } else { segment_bytes(id) };
+    let in_pool = size > 0 && touches_pool(at as usize, size);
+    let replaces = flags & libc::SHM_REMAP != 0;
+    if in_pool {
+        let call = if replaces { Call::Replaces } else { Call::Uses };
+        let_go_of_pool(at as usize, size, call);
     }
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
-    unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
+    let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
+    if in_pool && replaces && attached == libc::MAP_FAILED {
+        mapped::was_refused(at as usize, size);
+    }
+    attached
+}
+
+/// The size of a segment. 0: the kernel does not tell, and refuses to attach it, too.
+fn segment_bytes(id: c_int) -> usize {
+    let _errno = Errno::keep();
+    let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
+    // SAFETY: the kernel fills in the structure, or the call fails. The structure began as zeros, which
+    // are valid.
+    unsafe {
+        libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
+        about.assume_init().shm_segsz
+    }
 }
 
 /// Locked pages cannot be offered, and all accessible memory becomes resident. So the pool ends.

@@ -42,3 +42,9 @@ fn open_or_closed() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), raised, "{options:?}");
     }
 }
+
+/// By shmat, over the program's memory and at free addresses.
+#[test]
+fn segments_are_attached_where_the_program_asks() {
+    program!("attached.c").same_under_all_options();
+}
