@@ -7,7 +7,7 @@ use super::rules::{let_go, of_advice};
 use super::{confine, in_flight, rlimit, state};
 use crate::kernel::call;
 use crate::real::known;
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::mapped::{self, Call};
 
 /// Called before a call by number.
@@ -97,6 +97,9 @@ unsafe fn as_by_name(number: c_long, [a, b, c, d, _, _]: [c_long; 6]) -> Option<
         Some(match number {
             libc::SYS_mlockall => state::mlockall(a as c_int).into(),
             libc::SYS_shmat => state::shmat(a as c_int, b as *const c_void, c as c_int) as c_long,
+            libc::SYS_ioctl if state::is_of_userfaultfd(b as c_ulong) => {
+                state::ioctl(a as c_int, b as c_ulong, c as *mut c_void).into()
+            }
             libc::SYS_prlimit64 => {
                 rlimit::call(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
             }

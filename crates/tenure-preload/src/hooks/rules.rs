@@ -16,7 +16,7 @@
 //! | `msync`, `mincore` | nothing | free runs in the range |
 //! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
 //! | `shmat` with an address | nothing | the range that it replaces (`SHM_REMAP`); free runs in the range |
-//! | `syscall` with the number of such a call | nothing | as above (not for `ioctl`) |
+//! | `syscall` with the number of such a call | nothing | as above |
 //!
 //! The pool lets go of a range before the call, even if the kernel then refuses it. The pool gets
 //! the addresses back once the program has unmapped them.

@@ -180,6 +180,14 @@ pub unsafe extern "C" fn prctl(
     done
 }
 
+const UFFDIO_API: u32 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+
+/// Whether the hook of `ioctl` looks at such a request.
+pub fn is_of_userfaultfd(request: c_ulong) -> bool {
+    [UFFDIO_API, UFFDIO_REGISTER].contains(&(request as u32))
+}
+
 /// If userfaultfd watched a run, its next owner would wait for a handler that does not know the
 /// run. Also, the handler must get an event for each page that the program has not touched, but the
 /// run may have that page.
@@ -187,10 +195,10 @@ pub unsafe extern "C" fn prctl(
 /// Another descriptor may give this number another meaning, and the argument may be no pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    const UFFDIO_API: c_ulong = 0xc018_aa3f;
-    const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
     const MODE_MISSING: u64 = 1;
-    if request == UFFDIO_REGISTER {
+    // The kernel takes 32 bits. A program that keeps the request in an `int` passes others beyond them.
+    let kind = request as u32;
+    if kind == UFFDIO_REGISTER {
         // A range's start and length, and the kinds of events.
         // SAFETY: whole words, and any bytes are valid for them. The read reports memory that
         // cannot be read, and the program does not unmap it during its own call.
@@ -208,7 +216,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
-    if done == 0 && request == UFFDIO_API {
+    if done == 0 && kind == UFFDIO_API {
         // The program may want an event for each page of its later mappings.
         MAPPINGS.serve_no_more();
     }

@@ -1,6 +1,7 @@
 //! Unmapped addresses are as without the library, and a lasting state ends with its mapping.
 
 use crate::kit::{self, program, ALL, MMAP};
+use std::path::Path;
 
 /// Stray calls over unmapped addresses and holes, MAP_FIXED_NOREPLACE and hints, calls that are
 /// refused. Each has the result that it has without the library, and no effect on the next owner.
@@ -47,4 +48,12 @@ fn open_or_closed() {
 #[test]
 fn segments_are_attached_where_the_program_asks() {
     program!("attached.c").same_under_all_options();
+}
+
+/// The kernel takes 32 bits of an ioctl's request, and takes it by the call's number, too.
+#[test]
+fn a_userfaultfd_gets_each_missing_page() {
+    for form in ["long", "int", "by number"] {
+        program!("requests.c").with(&[Path::new(form)]).same_under_all_options();
+    }
 }
