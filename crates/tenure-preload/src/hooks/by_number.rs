@@ -11,7 +11,10 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::mapped::{self, Call};
 
 /// Called before a call by number.
-fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
+fn before(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) {
+    if number == libc::SYS_mmap && e as c_int >= 0 {
+        in_flight::mapped_file(e as c_int, d as c_int, f);
+    }
     let at = a as *const c_void;
     let len = b as usize;
     match number {

@@ -5,9 +5,11 @@
 //!
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
-use crate::errno::missing;
+use crate::errno::{missing, Errno};
 use crate::{real, reuse};
+use rustix::fs::FileType;
 use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 
 /// Called in the constructor. The libraries for io_uring and AIO make their system calls directly,
 /// so their presence in the process counts as a call.
@@ -20,10 +22,25 @@ pub fn regard_libraries() {
 }
 
 /// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
-pub fn mapped_file(flags: c_int, offset: i64) {
+pub fn mapped_file(fd: c_int, flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
-    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
+    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) && may_be_queues(fd) {
         reuse::end();
+    }
+}
+
+/// Whether a descriptor may be an io_uring's. The kernel shows a file without a type and without
+/// bytes for it; another file may have data at these offsets.
+#[cold]
+fn may_be_queues(fd: c_int) -> bool {
+    let _errno = Errno::keep();
+    // SAFETY: it is not -1, and nothing here closes it. Only the kernel sees the number. If another
+    // thread closes it, the kernel refuses the call, or tells of the file that got the number.
+    let about = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
+    match about.map(|about| (FileType::from_raw_mode(about.st_mode), about.st_size)) {
+        Ok((FileType::RegularFile, bytes)) => bytes == 0,
+        Ok((kind, _)) => kind == FileType::Unknown,
+        Err(_) => true,
     }
 }
 

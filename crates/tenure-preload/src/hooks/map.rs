@@ -45,7 +45,7 @@ pub unsafe extern "C" fn mmap(
     counters::MMAPS.one();
     counters::MMAP_BYTES.add(len as u64);
     if fd >= 0 {
-        in_flight::mapped_file(flags, offset);
+        in_flight::mapped_file(fd, flags, offset);
     }
     let mut flags = flags;
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 || !at.is_null() {

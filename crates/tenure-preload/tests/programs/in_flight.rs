@@ -24,3 +24,17 @@ fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
 fn messages_from_the_programs_pages() {
     program!("sent.c").same_under_all_options();
 }
+
+/// A file may have data at the offsets of an io_uring's queues. Other libraries do not end it either.
+#[test]
+fn only_an_io_uring_ends_reuse() {
+    let program = program!("late_queue.c");
+    for (kind, is_reused) in [("file", true), ("no file", false), ("libraries", true)] {
+        let report = program.dir().join("report");
+        let options = [LARGE, ("TENURE_REPORT", report.to_str().expect("a plain name"))];
+        done(kind, program.under(&options, None).arg(kind));
+        let told = std::fs::read_to_string(&report).expect("there is a report");
+        assert_eq!(!told.contains("(0 B reused"), is_reused, "{kind}: {told}");
+        std::fs::remove_file(&report).expect("it was there");
+    }
+}
