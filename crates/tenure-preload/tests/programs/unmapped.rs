@@ -57,3 +57,9 @@ fn a_userfaultfd_gets_each_missing_page() {
         program!("requests.c").with(&[Path::new(form)]).same_under_all_options();
     }
 }
+
+/// By `/proc/self/mem`.
+#[test]
+fn what_the_kernel_writes_to_unmapped_memory_is_not_the_next_owners() {
+    program!("written_unmapped.c").same_under_all_options();
+}
