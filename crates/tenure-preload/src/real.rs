@@ -86,6 +86,11 @@ definitions! {
     setns = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
     setsockopt = c"setsockopt":
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+    send = c"send": unsafe extern "C-unwind" fn(c_int, *const c_void, usize, c_int) -> isize;
+    sendto = c"sendto": SendTo;
+    sendmsg = c"sendmsg": unsafe extern "C-unwind" fn(c_int, *const libc::msghdr, c_int) -> isize;
+    sendmmsg = c"sendmmsg":
+        unsafe extern "C-unwind" fn(c_int, *mut libc::mmsghdr, c_uint, c_int) -> c_int;
     msync = c"msync": unsafe extern "C-unwind" fn(*mut c_void, usize, c_int) -> c_int;
     malloc = c"malloc": unsafe extern "C" fn(usize) -> *mut c_void;
     free = c"free": unsafe extern "C" fn(*mut c_void);
@@ -104,6 +109,15 @@ definitions! {
 
 type SystemCall =
     unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+type SendTo = unsafe extern "C-unwind" fn(
+    c_int,
+    *const c_void,
+    usize,
+    c_int,
+    *const libc::sockaddr,
+    libc::socklen_t,
+) -> isize;
 
 type Remap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, ...) -> *mut c_void;
 

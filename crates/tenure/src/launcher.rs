@@ -19,7 +19,7 @@ use crate::runtime::published::Part;
 use crate::runtime::services::Service;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// For the whole process: held by the thread that calls the next allocator for the launcher.
+/// For the whole process: held by the thread that calls the next allocator or the loader for the launcher.
 static NEXT_ALLOCATOR: Lock<()> = Lock::new(Rank::NextAllocator, ());
 /// For the whole process: the launcher's entry in the register.
 static SERVICE: Service = Service {
@@ -48,7 +48,7 @@ pub fn memory_and_swap() -> u64 {
     limits::machine().map_or(room_now::UNSEEN.limit, all)
 }
 
-/// Makes forks wait for [`call_next_allocator`].
+/// Makes forks wait for [`call_beside_forks`].
 pub fn watch_forks() {
     note_process();
     fork::register(&SERVICE);
@@ -67,13 +67,13 @@ pub fn owns_its_memory() -> bool {
     PROCESS.load(Ordering::Relaxed) == this_process()
 }
 
-/// Runs `act`, which calls the next allocator for the launcher's own purpose, while no fork is under
-/// way. Forks wait for its end, and let signals come meanwhile. Returns whether it ran.
+/// Runs `act`, which calls the next allocator or the loader for the launcher's own purpose, while no
+/// fork is under way. Forks wait for its end, and let signals come meanwhile. Returns whether it ran.
 ///
 /// A fork waits for the allocator's locks with signals blocked. If a signal stopped this thread
 /// while it had such a lock, until the forking thread is stopped, too, the program would hang: a
-/// collector stops threads so.
-pub fn call_next_allocator(act: impl FnOnce()) -> bool {
+/// collector stops threads so. A child would have the loader's lock taken for ever.
+pub fn call_beside_forks(act: impl FnOnce()) -> bool {
     let held = NEXT_ALLOCATOR.try_lock();
     held.is_some_and(|_held| {
         act();

@@ -8,11 +8,14 @@ use super::{confine, in_flight, rlimit, state};
 use crate::kernel::call;
 use crate::last_thread;
 use crate::real::known;
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use tenure::pool::mapped::{self, Call};
 
 /// Called before a call by number.
-fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
+fn before(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) {
+    if number == libc::SYS_mmap && e as c_int >= 0 {
+        in_flight::mapped_file(e as c_int, d as c_int, f);
+    }
     let at = a as *const c_void;
     let len = b as usize;
     match number {
@@ -23,6 +26,7 @@ fn before(number: c_long, [a, b, c, d, e, _]: [c_long; 6]) {
         | libc::SYS_munlock
         | libc::SYS_mbind
         | libc::SYS_mseal
+        | libc::SYS_set_mempolicy_home_node
         | libc::SYS_remap_file_pages
         | libc::SYS_munmap => let_go(at, len, Call::Changes),
         libc::SYS_msync | libc::SYS_mincore => let_go(at, len, Call::Uses),
@@ -76,11 +80,39 @@ fn names_mappings(number: c_long) -> bool {
             | libc::SYS_munlock
             | libc::SYS_mbind
             | libc::SYS_mseal
+            | libc::SYS_set_mempolicy_home_node
             | libc::SYS_pkey_mprotect
             | libc::SYS_remap_file_pages
             | libc::SYS_process_madvise
             | libc::SYS_prctl
     )
+}
+
+/// Makes the call as its hook does, if the pool has more to do than to let go of a range. `None`: it
+/// does not.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn as_by_name(number: c_long, [a, b, c, d, _, _]: [c_long; 6]) -> Option<c_long> {
+    // SAFETY: the caller promises that the program makes this call itself. So its structures are of the
+    // kind that the kernel expects, or the kernel refuses them. (setrlimit's structure is the same on
+    // 64 bits.)
+    unsafe {
+        Some(match number {
+            libc::SYS_mlockall => state::mlockall(a as c_int).into(),
+            libc::SYS_shmat => state::shmat(a as c_int, b as *const c_void, c as c_int) as c_long,
+            libc::SYS_ioctl if state::is_of_userfaultfd(b as c_ulong) => {
+                state::ioctl(a as c_int, b as c_ulong, c as *mut c_void).into()
+            }
+            libc::SYS_prlimit64 => {
+                rlimit::call(a as c_int, b as c_uint, c as *const _, d as *mut _).into()
+            }
+            libc::SYS_setrlimit => {
+                rlimit::call(0, a as c_uint, b as *const _, std::ptr::null_mut()).into()
+            }
+            _ => return None,
+        })
+    }
 }
 
 /// C declares variable arguments; the ABI passes them as these six.
@@ -95,22 +127,12 @@ pub unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
+    let arguments = [a, b, c, d, e, f];
     let becomes_strict = confine::call_comes(number, a, b, c);
-    in_flight::call_comes(number, b, c);
-    if number == libc::SYS_mlockall {
-        // SAFETY: the program makes this call itself, so the kernel checks its flags.
-        return unsafe { state::mlockall(a as c_int) }.into();
-    }
-    // setrlimit's structure is the same on 64 bits.
-    let limits = match number {
-        libc::SYS_prlimit64 => Some((a as c_int, b as c_uint, c, d)),
-        libc::SYS_setrlimit => Some((0, a as c_uint, b, 0)),
-        _ => None,
-    };
-    if let Some((pid, resource, new, old)) = limits {
-        // SAFETY: the program makes this call itself, so its structures are of the kind that the
-        // kernel expects, or the kernel refuses them.
-        return unsafe { rlimit::call(pid, resource, new as *const _, old as *mut _) }.into();
+    in_flight::call_comes(number, arguments);
+    // SAFETY: the program makes this call itself, with these arguments.
+    if let Some(result) = unsafe { as_by_name(number, arguments) } {
+        return result;
     }
     if number == libc::SYS_exit && !confine::is_strict() {
         last_thread::ends_by_number();
@@ -123,14 +145,13 @@ pub unsafe extern "C" fn syscall(
             // The next definition is not known yet, and it cannot be looked up here.
             // SAFETY: the program makes this call itself, and it goes to the kernel with its
             // arguments unchanged.
-            None => unsafe { call(number, [a, b, c, d, e, f]) },
+            None => unsafe { call(number, arguments) },
         };
         if result == 0 && becomes_strict {
             confine::strict_mode_begins();
         }
         return result;
     }
-    let arguments = [a, b, c, d, e, f];
     before(number, arguments);
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.

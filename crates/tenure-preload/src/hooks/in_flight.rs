@@ -6,66 +6,71 @@
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
 use crate::errno::{missing, Errno};
-use crate::{real, symbol};
-use std::ffi::{c_int, c_long, c_uint, c_void, CStr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use tenure::pool;
-
-/// For the whole process: such a call was made, so the pool uses no page again.
-static SEEN: AtomicBool = AtomicBool::new(false);
-
-fn end_reuse() {
-    if !SEEN.swap(true, Ordering::Relaxed) {
-        let _errno = Errno::keep();
-        pool::configure(pool::settings().with_reuse(false));
-    }
-}
+use crate::{real, reuse};
+use rustix::fs::FileType;
+use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 
 /// Called in the constructor. The libraries for io_uring and AIO make their system calls directly,
 /// so their presence in the process counts as a call.
 pub fn regard_libraries() {
-    if real::has_queues() || is_loaded_since() {
-        end_reuse();
+    match real::has_queues() {
+        true => reuse::end(),
+        // Since the lookup a library's constructor may have loaded one.
+        false => reuse::watch_libraries(),
     }
 }
 
-/// Whether one of them is loaded now: since the lookup, a library's constructor may have loaded it. By
-/// the files' names, because a lookup that fails leaves its message to the program.
-fn is_loaded_since() -> bool {
-    let mut found = false;
-    symbol::each_object(&mut |about| {
-        if !about.dlpi_name.is_null() {
-            // SAFETY: the loader's terminated string, for the length of the call.
-            let path = unsafe { CStr::from_ptr(about.dlpi_name) }.to_bytes();
-            let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-            found |= file.starts_with(b"liburing") || file.starts_with(b"libaio");
-        }
-        !found
-    });
-    found
+/// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
+pub fn mapped_file(fd: c_int, flags: c_int, offset: i64) {
+    const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
+    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) && may_be_queues(fd) {
+        reuse::end();
+    }
 }
 
-/// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
-pub fn mapped_file(flags: c_int, offset: i64) {
-    const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
-    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
-        end_reuse();
+/// Whether a descriptor may be an io_uring's. The kernel shows a file without a type and without
+/// bytes for it; another file may have data at these offsets.
+#[cold]
+fn may_be_queues(fd: c_int) -> bool {
+    let _errno = Errno::keep();
+    // SAFETY: it is not -1, and nothing here closes it. Only the kernel sees the number. If another
+    // thread closes it, the kernel refuses the call, or tells of the file that got the number.
+    let about = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) });
+    match about.map(|about| (FileType::from_raw_mode(about.st_mode), about.st_size)) {
+        Ok((FileType::RegularFile, bytes)) => bytes == 0,
+        Ok((kind, _)) => kind == FileType::Unknown,
+        Err(_) => true,
     }
 }
 
 /// Called before `syscall`.
 #[inline]
-pub fn call_comes(number: c_long, level: c_long, name: c_long) {
+pub fn call_comes(number: c_long, [_, b, c, d, _, _]: [c_long; 6]) {
     match number {
-        libc::SYS_vmsplice | libc::SYS_io_uring_setup | libc::SYS_io_setup => end_reuse(),
-        libc::SYS_setsockopt => option_comes(level as c_int, name as c_int),
+        libc::SYS_vmsplice
+        | libc::SYS_io_setup
+        | libc::SYS_io_uring_setup
+        | libc::SYS_io_uring_enter
+        | libc::SYS_io_uring_register => reuse::end(),
+        libc::SYS_setsockopt => option_comes(b as c_int, c as c_int),
+        libc::SYS_sendmsg => message_goes(c as c_int),
+        libc::SYS_sendto | libc::SYS_sendmmsg => message_goes(d as c_int),
         _ => {}
     }
 }
 
 fn option_comes(level: c_int, name: c_int) {
     if level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY {
-        end_reuse();
+        reuse::end();
+    }
+}
+
+/// The socket's option may be older than the program, or another process's.
+#[inline]
+fn message_goes(flags: c_int) {
+    if flags & libc::MSG_ZEROCOPY != 0 {
+        reuse::end();
     }
 }
 
@@ -76,7 +81,7 @@ pub unsafe extern "C" fn vmsplice(
     count: usize,
     flags: c_uint,
 ) -> isize {
-    end_reuse();
+    reuse::end();
     match real::vmsplice() {
         // SAFETY: `next` is the C library's function of that name, and it gets the program's own
         // arguments unchanged.
@@ -100,4 +105,35 @@ pub unsafe extern "C" fn setsockopt(
         Some(next) => unsafe { next(fd, level, name, value, len) },
         None => missing(),
     }
+}
+
+/// Defines functions that send a message. They are cancellation points: a thread's end may unwind
+/// through them.
+macro_rules! sends {
+    ($($name:ident by $flags:ident ($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+                message_goes($flags);
+                match real::$name() {
+                    // SAFETY: `next` is the C library's function of that name, and it gets the
+                    // program's own arguments unchanged.
+                    Some(next) => unsafe { next($($argument),*) },
+                    None => missing() as $result,
+                }
+            }
+        )*
+    };
+}
+
+sends! {
+    send by flags (fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize;
+    sendto by flags (
+        fd: c_int, from: *const c_void, len: usize, flags: c_int, to: *const libc::sockaddr,
+        to_len: libc::socklen_t
+    ) -> isize;
+    sendmsg by flags (fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize;
+    sendmmsg by flags (
+        fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int
+    ) -> c_int;
 }

@@ -4,12 +4,12 @@
 use super::confine;
 use crate::errno::Errno;
 use crate::serving::ALLOCATIONS;
-use crate::{bootstrap_alloc, counters, handed_over, keeper, real};
+use crate::{bootstrap_alloc, counters, handed_over, keeper, real, reuse};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tenure::launcher::{call_next_allocator, without_waiting_for_forks};
+use tenure::launcher::{call_beside_forks, without_waiting_for_forks};
 use tenure::pool;
 
 /// The alignment that malloc promises on this library's platforms.
@@ -72,7 +72,7 @@ fn enter_first() {
         handed_over::learn();
     };
     // Where another thread teaches or forks, a later allocation does it.
-    if call_next_allocator(enter) {
+    if call_beside_forks(enter) {
         HAS_ENTERED.set(true);
     }
 }
@@ -99,7 +99,7 @@ fn teach(size: usize) {
     // SAFETY: a plain allocation, which is given back at once.
     let teach = || unsafe { free(malloc(size - 64)) };
     // Where another thread teaches or forks, a later block of that size does it.
-    if call_next_allocator(teach) {
+    if call_beside_forks(teach) {
         TAUGHT.fetch_max(size, Ordering::Relaxed);
         if size > MOST_TAUGHT / 9 * 8 {
             ALLOCATIONS.teach_glibc(false);
@@ -115,6 +115,7 @@ pub unsafe fn free_run(at: *mut c_void) {
     if confine::is_strict() {
         return;
     }
+    reuse::regard_new_libraries();
     if let Some(at) = NonNull::new(at.cast()) {
         if ALLOCATIONS.are_taught() {
             // SAFETY: the block is the program's, which gives it up.
@@ -303,6 +304,7 @@ pub unsafe fn realloc_run_with(
             return block;
         }
     }
+    reuse::regard_new_libraries();
     let from = ALLOCATIONS.from();
     // Half of the bound: a block that grows and shrinks around the bound must not move each time. A
     // request for zeros or an alignment stays in the pool, which can fulfil it.

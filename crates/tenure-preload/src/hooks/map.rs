@@ -4,11 +4,12 @@
 //! signal handler. So no function allocates or starts a thread, except to populate in parallel,
 //! which the program asked for.
 
+use super::in_flight;
 use super::rules::{is_plain_memory, let_go_of_pool, touches_pool};
 use crate::errno::Errno;
 use crate::kernel::kernel;
 use crate::serving::MAPPINGS;
-use crate::{counters, first_use, keeper};
+use crate::{counters, first_use, keeper, reuse};
 use std::ffi::{c_int, c_void};
 use std::time::Instant;
 use tenure::pool::mapped::{self, Call, Unmapped};
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn mmap(
     counters::MMAPS.one();
     counters::MMAP_BYTES.add(len as u64);
     if fd >= 0 {
-        super::in_flight::mapped_file(flags, offset);
+        in_flight::mapped_file(fd, flags, offset);
     }
     let mut flags = flags;
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 || !at.is_null() {
@@ -265,6 +266,7 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
 #[cold]
 #[inline(never)]
 unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
+    reuse::regard_new_libraries();
     let errno = Errno::keep();
     // SAFETY: the caller promises that nothing refers to the range any more.
     let done = unsafe { mapped::unmap(at as usize, len) };

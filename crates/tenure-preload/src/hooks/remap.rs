@@ -5,7 +5,7 @@ use crate::errno::Errno;
 use crate::kernel::kernel;
 use crate::real::known;
 use crate::serving::MAPPINGS;
-use crate::{counters, keeper};
+use crate::{counters, keeper, reuse};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use tenure::pool::mapped::{self, Call};
@@ -81,6 +81,7 @@ fn grown_in_pool(
     if !is_plain_growth(at as usize, old_len, new_len, flags) || !MAPPINGS.serves(new_len) {
         return None;
     }
+    reuse::regard_new_libraries();
     let errno = Errno::keep();
     // SAFETY: the program makes this call itself, so it uses the run under its new address from now
     // on.

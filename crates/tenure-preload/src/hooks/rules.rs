@@ -15,8 +15,8 @@
 //! | `madvise`, `posix_madvise`, `process_madvise` | nothing. `MADV_HUGEPAGE` leaves a run in the pool, because numpy asks for it at every array | the range; for an advice that changes only pages, only free runs |
 //! | `msync`, `mincore` | nothing | free runs in the range |
 //! | `prctl(PR_SET_VMA)`, `ioctl(UFFDIO_REGISTER)` | nothing | the range |
-//! | `shmat` with `SHM_REMAP` | nothing | the range that it replaces |
-//! | `syscall` with the number of such a call | nothing | as above (not for `ioctl` and `shmat`) |
+//! | `shmat` with an address | nothing | the range that it replaces (`SHM_REMAP`); free runs in the range |
+//! | `syscall` with the number of such a call | nothing | as above |
 //!
 //! The pool lets go of a range before the call, even if the kernel then refuses it. The pool gets
 //! the addresses back once the program has unmapped them.

@@ -180,6 +180,14 @@ pub unsafe extern "C" fn prctl(
     done
 }
 
+const UFFDIO_API: u32 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+
+/// Whether the hook of `ioctl` looks at such a request.
+pub fn is_of_userfaultfd(request: c_ulong) -> bool {
+    [UFFDIO_API, UFFDIO_REGISTER].contains(&(request as u32))
+}
+
 /// If userfaultfd watched a run, its next owner would wait for a handler that does not know the
 /// run. Also, the handler must get an event for each page that the program has not touched, but the
 /// run may have that page.
@@ -187,10 +195,10 @@ pub unsafe extern "C" fn prctl(
 /// Another descriptor may give this number another meaning, and the argument may be no pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    const UFFDIO_API: c_ulong = 0xc018_aa3f;
-    const UFFDIO_REGISTER: c_ulong = 0xc020_aa00;
     const MODE_MISSING: u64 = 1;
-    if request == UFFDIO_REGISTER {
+    // The kernel takes 32 bits. A program that keeps the request in an `int` passes others beyond them.
+    let kind = request as u32;
+    if kind == UFFDIO_REGISTER {
         // A range's start and length, and the kinds of events.
         // SAFETY: whole words, and any bytes are valid for them. The read reports memory that
         // cannot be read, and the program does not unmap it during its own call.
@@ -208,36 +216,42 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let done = unsafe { kernel!(libc::SYS_ioctl, fd, request as c_long, argument) as c_int };
-    if done == 0 && request == UFFDIO_API {
+    if done == 0 && kind == UFFDIO_API {
         // The program may want an event for each page of its later mappings.
         MAPPINGS.serve_no_more();
     }
     done
 }
 
-/// With SHM_REMAP the call replaces the mappings there.
+/// With SHM_REMAP the call replaces the mappings there. Otherwise an address that it names must be free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
-    if flags & libc::SHM_REMAP != 0 && touches_pool(at as usize, 1) {
-        let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
-        // SAFETY: the kernel fills in the structure, or the call fails, and shmat will fail then,
-        // too. The structure began as zeros, which are valid.
-        let size = unsafe {
-            libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
-            about.assume_init().shm_segsz
-        };
-        let_go_of_pool(at as usize, size, Call::Replaces);
-        // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
-        // unchanged.
-        let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
-        if attached == libc::MAP_FAILED {
-            mapped::was_refused(at as usize, size);
-        }
-        return attached;
+    let size = if at.is_null() { 0 } else { segment_bytes(id) };
+    let in_pool = size > 0 && touches_pool(at as usize, size);
+    let replaces = flags & libc::SHM_REMAP != 0;
+    if in_pool {
+        let call = if replaces { Call::Replaces } else { Call::Uses };
+        let_go_of_pool(at as usize, size, call);
     }
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
-    unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void }
+    let attached = unsafe { kernel!(libc::SYS_shmat, id, at, flags) as *mut c_void };
+    if in_pool && replaces && attached == libc::MAP_FAILED {
+        mapped::was_refused(at as usize, size);
+    }
+    attached
+}
+
+/// The size of a segment. 0: the kernel does not tell, and refuses to attach it, too.
+fn segment_bytes(id: c_int) -> usize {
+    let _errno = Errno::keep();
+    let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
+    // SAFETY: the kernel fills in the structure, or the call fails. The structure began as zeros, which
+    // are valid.
+    unsafe {
+        libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr());
+        about.assume_init().shm_segsz
+    }
 }
 
 /// Locked pages cannot be offered, and all accessible memory becomes resident. So the pool ends.

@@ -35,6 +35,11 @@ int main(void) {
     keeps("mallinfo2");
     setsockopt(-1, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     keeps("setsockopt");
+    send(-1, &one, sizeof one, 0);
+    sendto(-1, &one, sizeof one, 0, NULL, 0);
+    sendmsg(-1, NULL, 0);
+    sendmmsg(-1, NULL, 0, 0);
+    keeps("send");
     unshare(0);
     keeps("unshare");
     setns(-1, 0);

@@ -22,8 +22,13 @@ static void *calls(void *unused) {
         fill(block, 8 * MIB, n);
         free(block);
     }
-#else
+#elif CALL == 6
     vmsplice(-1, NULL, 0, 0);
+#else
+    send(-1, NULL, 0, 0);
+    sendto(-1, NULL, 0, 0, NULL, 0);
+    sendmsg(-1, NULL, 0);
+    sendmmsg(-1, NULL, 0, 0);
 #endif
     (void)one;
     return unused;

@@ -7,6 +7,7 @@ mod kit;
 
 mod cancellation;
 mod confined;
+mod in_flight;
 mod locked;
 mod pitfalls;
 mod real_programs;

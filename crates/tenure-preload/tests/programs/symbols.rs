@@ -33,7 +33,7 @@ fn plugins_with_allocators_of_their_own() {
 fn the_loader_is_the_programs() {
     let program = program!("loader.c");
     program.same_under_all_options();
-    for call in 0..7 {
+    for call in 0..8 {
         let plugin =
             program.plugin("loader_plugin.c", "waits.so", &[&format!("-DCALL={call}"), "-pthread"]);
         // A process for each call, which is its first one.

@@ -1,6 +1,7 @@
 //! Unmapped addresses are as without the library, and a lasting state ends with its mapping.
 
 use crate::kit::{self, program, ALL, MMAP};
+use std::path::Path;
 
 /// Stray calls over unmapped addresses and holes, MAP_FIXED_NOREPLACE and hints, calls that are
 /// refused. Each has the result that it has without the library, and no effect on the next owner.
@@ -41,4 +42,24 @@ fn open_or_closed() {
         let output = kit::done("closed.c", &mut program.under(options, None));
         assert_eq!(String::from_utf8_lossy(&output.stdout), raised, "{options:?}");
     }
+}
+
+/// By shmat, over the program's memory and at free addresses.
+#[test]
+fn segments_are_attached_where_the_program_asks() {
+    program!("attached.c").same_under_all_options();
+}
+
+/// The kernel takes 32 bits of an ioctl's request, and takes it by the call's number, too.
+#[test]
+fn a_userfaultfd_gets_each_missing_page() {
+    for form in ["long", "int", "by number"] {
+        program!("requests.c").with(&[Path::new(form)]).same_under_all_options();
+    }
+}
+
+/// By `/proc/self/mem`.
+#[test]
+fn what_the_kernel_writes_to_unmapped_memory_is_not_the_next_owners() {
+    program!("written_unmapped.c").same_under_all_options();
 }

@@ -163,10 +163,17 @@ pub(super) fn hand_out(
     let page = page_size();
     let run = reservation.run(spot);
     let offset = request.offset(reservation, spot)?;
-    if run.is(flag::CLOSED) && !leave::open(reservation, spot) {
-        return None;
-    }
     let touched = run.touched();
+    if run.is(flag::CLOSED) {
+        if touched == 0 {
+            // The kernel writes to unmapped memory for a debugger, and for a program that writes to
+            // `/proc/self/mem`.
+            zero::drop_pages(reservation.area(spot.class).range_of(spot.index));
+        }
+        if !leave::open(reservation, spot) {
+            return None;
+        }
+    }
     if touched == 0 {
         prepare_empty(reservation, spot);
     }

@@ -122,7 +122,7 @@ impl Between {
 }
 
 /// Drops pages. The kernel refuses if they are locked.
-fn drop_pages(range: PageRange) {
+pub(super) fn drop_pages(range: PageRange) {
     // SAFETY: inside a run that this thread has just taken, and no owner needs its contents.
     let _ = unsafe { advise::drop_pages(range) };
 }

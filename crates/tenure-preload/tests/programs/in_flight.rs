@@ -1,0 +1,40 @@
+//! Memory that the kernel still reads when the program gives it up. (More of it is in `pitfalls`.)
+
+use crate::kit::{done, program, ALL, LARGE, MMAP};
+use std::process::Command;
+
+/// tenure does not see that library's system calls.
+#[test]
+fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
+    let program = program!("loaded_queue.c");
+    let queue = program.plugin("queue_raw.c", "liburing-as.so", &[]);
+    for arguments in [["allocate", "beside"], ["map", "beside"], ["allocate", "apart"]] {
+        let run = |mut command: Command| {
+            done(&format!("{arguments:?}"), command.arg(&queue).args(arguments)).stdout
+        };
+        let expected = run(program.plain());
+        for options in [&[LARGE][..], &[MMAP], ALL] {
+            assert_eq!(run(program.under(options, None)), expected, "{options:?}");
+        }
+    }
+}
+
+/// A socket may have got its option before the program began.
+#[test]
+fn messages_from_the_programs_pages() {
+    program!("sent.c").same_under_all_options();
+}
+
+/// A file may have data at the offsets of an io_uring's queues. Other libraries do not end it either.
+#[test]
+fn only_an_io_uring_ends_reuse() {
+    let program = program!("late_queue.c");
+    for (kind, is_reused) in [("file", true), ("no file", false), ("libraries", true)] {
+        let report = program.dir().join("report");
+        let options = [LARGE, ("TENURE_REPORT", report.to_str().expect("a plain name"))];
+        done(kind, program.under(&options, None).arg(kind));
+        let told = std::fs::read_to_string(&report).expect("there is a report");
+        assert_eq!(!told.contains("(0 B reused"), is_reused, "{kind}: {told}");
+        std::fs::remove_file(&report).expect("it was there");
+    }
+}
