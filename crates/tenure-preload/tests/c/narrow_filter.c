@@ -1,5 +1,5 @@
 /* The program allows itself only the calls that the C library makes for one purpose: to free large
- * blocks, to change their size, or to limit its memory. */
+ * blocks, to change their size, to limit its memory, or to lock it. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -49,6 +49,13 @@ int main(int count, char **arguments) {
         filter(SYS_prlimit64);
         CHECK(setrlimit(RLIMIT_DATA, &large) == 0);
         CHECK(write(1, "limited\n", 8) == 8);
+        _exit(0);
+    }
+    if (count > 1 && !strcmp(arguments[1], "lock")) {
+        filter(SYS_mlockall);
+        /* The kernel may refuse it. */
+        (void)mlockall(MCL_FUTURE);
+        CHECK(write(1, "asked\n", 6) == 6);
         _exit(0);
     }
     filter(frees ? SYS_munmap : SYS_mremap);
