@@ -63,7 +63,12 @@ pub unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<*mut c_void> {
     }
     let len = mapped_len(size)?;
     // SAFETY: the caller promises that it is a block, or this ends the process with a message.
-    let kept = unsafe { pool::usable_size(block) }?.min(size);
+    let usable = unsafe { pool::usable_size(block) }?;
+    if size <= usable && usable - size < rustix::param::page_size() {
+        // The C library makes no call for as many pages.
+        return Some(block.as_ptr().cast());
+    }
+    let kept = usable.min(size);
     // SAFETY: the caller gives the block up for the returned one.
     let start = unsafe { pool::take_out(block, len) }?.as_ptr();
     // SAFETY: the mapping has `len` bytes, `size` and the two words, and this thread alone has it. It

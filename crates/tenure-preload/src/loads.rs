@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code, reason = "reads the loader's variable")]
 
-use crate::symbol;
+use crate::{loader_lock, symbol};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -45,6 +45,7 @@ pub fn watch() {
     });
     let alike = symbol::loaders_words().filter(|word| value(*word) == count);
     for (place, word) in LOADS.words.iter().zip(alike) {
+        loader_lock::find(word);
         place.store(word.cast_mut(), Ordering::Relaxed);
     }
     let hidden = look(&|_| false).hidden;
@@ -101,11 +102,12 @@ struct Look {
 }
 
 /// Whether one of the objects loaded by now is meant, by the name of its file. If the loader does not
-/// list all objects, it counts as one. Waits for the loader's lock, and a fork's child would find that
-/// lock taken. So no fork may be under way, and no signal may come.
-pub fn has_come(is_meant: &dyn Fn(&[u8]) -> bool) -> bool {
+/// list all objects, it counts as one. `None`: another thread has the loader's lock. Takes that lock,
+/// and a fork's child would find it taken. So no fork may be under way, and no signal may come.
+pub fn has_come(is_meant: &dyn Fn(&[u8]) -> bool) -> Option<bool> {
+    let _held = loader_lock::try_hold()?;
     let found = look(is_meant);
-    found.is_meant || found.hidden > LOADS.hidden.load(Ordering::Relaxed)
+    Some(found.is_meant || found.hidden > LOADS.hidden.load(Ordering::Relaxed))
 }
 
 fn look(is_meant: &dyn Fn(&[u8]) -> bool) -> Look {

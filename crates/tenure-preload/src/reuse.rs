@@ -37,10 +37,15 @@ pub fn watch_libraries() {
 /// By the files' names, because a lookup that fails leaves its message to the program.
 fn look() {
     let is_for_queues = |file: &[u8]| file.starts_with(b"liburing") || file.starts_with(b"libaio");
-    if loads::has_come(&is_for_queues) {
-        return end();
+    match loads::has_come(&is_for_queues) {
+        Some(true) => return end(),
+        Some(false) => set(true),
+        // Until the next look, nothing is known.
+        None => {
+            set(false);
+            return loads::forget();
+        }
     }
-    set(true);
     // Another thread may just have found one, or loaded one.
     if ENDED.load(Ordering::SeqCst) || loads::may_have_come() {
         set(false);

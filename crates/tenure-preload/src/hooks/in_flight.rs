@@ -5,6 +5,7 @@
 //!
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
+use super::ending;
 use crate::errno::{missing, Errno};
 use crate::{real, reuse};
 use rustix::fs::FileType;
@@ -24,8 +25,11 @@ pub fn regard_libraries() {
 /// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
 pub fn mapped_file(fd: c_int, flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];
-    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) && may_be_queues(fd) {
-        reuse::end();
+    if flags & libc::MAP_SHARED != 0 && QUEUES.contains(&offset) {
+        // A filter may allow no other call, and the pool has ended before it.
+        if ending::has_ended_before_filter() || may_be_queues(fd) {
+            reuse::end();
+        }
     }
 }
 

@@ -226,7 +226,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 /// With SHM_REMAP the call replaces the mappings there. Otherwise an address that it names must be free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
-    let size = if at.is_null() { 0 } else { segment_bytes(id) };
+    // A filter may allow no other call, and the pool has ended before it.
+    let is_asked = !at.is_null() && !ending::has_ended_before_filter();
+    let size = if is_asked { segment_bytes(id) } else { 0 };
     let in_pool = size > 0 && touches_pool(at as usize, size);
     let replaces = flags & libc::SHM_REMAP != 0;
     if in_pool {

@@ -58,6 +58,13 @@ int main(int count, char **arguments) {
         CHECK(write(1, "asked\n", 6) == 6);
         _exit(0);
     }
+    if (count > 1 && !strcmp(arguments[1], "same")) {
+        filter(SYS_munmap);
+        resize(1, len_of(1), len_of(1));
+        resize(1, len_of(1), len_of(1) - 8);
+        CHECK(write(1, "same\n", 5) == 5);
+        _exit(0);
+    }
     filter(frees ? SYS_munmap : SYS_mremap);
     for (int n = 0; n < BLOCKS && !frees; n++) {
         size_t len = len_of(n);

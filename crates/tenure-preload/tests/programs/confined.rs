@@ -66,7 +66,7 @@ fn a_strict_filter_ends_no_program_that_it_would_not_end() {
 #[test]
 fn a_filter_for_one_purpose_ends_no_program() {
     let program = program!("narrow_filter.c");
-    for way in ["free", "resize", "limit", "lock"] {
+    for way in ["free", "resize", "same", "limit", "lock"] {
         let expected = done(way, program.plain().arg(way));
         for options in program.some_of(&SETS[..4]).iter().chain(&SETS[4..]) {
             let output = done(way, program.under(options, None).arg(way));

@@ -19,6 +19,20 @@ fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
     }
 }
 
+/// The loader has a lock, and a thread that has it may wait for one that frees.
+#[test]
+fn nobody_waits_for_the_loader() {
+    let program = program!("loader_waits.c");
+    let plugin = program.plugin("queue_raw.c", "libplugin.so", &[]);
+    for way in ["free", "fork", "inside"] {
+        let expected = done(way, program.plain().arg(&plugin).arg(way)).stdout;
+        for options in [&[LARGE][..], &[MMAP], ALL] {
+            let output = done(way, program.under(options, None).arg(&plugin).arg(way));
+            assert_eq!(output.stdout, expected, "{way}, {options:?}");
+        }
+    }
+}
+
 /// A socket may have got its option before the program began.
 #[test]
 fn messages_from_the_programs_pages() {

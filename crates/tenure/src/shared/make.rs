@@ -6,9 +6,11 @@ use super::state::Kind;
 use crate::error::{ErrorKind, Result};
 use std::time::Duration;
 
-/// After this time a waiter looks again which thread makes the chunk: the thread may have noted it
-/// a moment later. It is longer than [`Waiting`](super::waiting::Waiting) is for a process that cannot look.
+/// After this time a waiter looks again which thread makes the chunk. It is longer than
+/// [`Waiting`](super::waiting::Waiting) is for a process that cannot look.
 const LOOK_AGAIN: Duration = Duration::from_secs(6);
+/// As [`LOOK_AGAIN`], for a thread of this process: it notes the chunk a moment after it has begun.
+const LOOK_SOON: Duration = Duration::from_millis(10);
 
 /// Goes on with a pin of a chunk. If it is gone, makes it with `make`. If another thread makes it,
 /// waits for that thread.
@@ -43,7 +45,7 @@ pub(super) fn get_or_make<'a>(
         pin = match is_here.then(|| region.threads.wait(chunk)).flatten() {
             Some(true) => SharedPin::take(call, region, chunk)?,
             Some(false) => return Err(made_by_itself(call, chunk)),
-            None => match other.wait(Some(LOOK_AGAIN)) {
+            None => match other.wait(Some(if is_here { LOOK_SOON } else { LOOK_AGAIN })) {
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     SharedPin::take(call, region, chunk)?
                 }

@@ -122,7 +122,10 @@ impl<'a> Parts<'a> {
             match own {
                 Origin::Inserted => _ = self.change(place, entry, hash, key, Entry::NONE),
                 // Only this entry: an insert may be about to replace it.
-                _ if there.is_some() => self.take_out(place, entry),
+                // A pending one looks at this one when it is no longer pending.
+                _ if there.is_some_and(|there| there != Origin::Pending) => {
+                    self.take_out(place, entry);
+                }
                 _ => {}
             }
             None

@@ -26,7 +26,12 @@ pub(crate) fn with_descriptors<R: Send>(
             other => return other,
         };
         if detection::is_closed(errno) {
-            result = worker::on_worker(&mut act).unwrap_or(Err(errno));
+            result = match worker::on_worker(&mut act) {
+                // Its copies are tenure's own, so the memory is the reason.
+                Some(Err(Errno::INVAL)) => return Err(Errno::INVAL),
+                Some(done) => done,
+                None => Err(errno),
+            };
             continue;
         }
         if !detection::is_lost() && detection::epoch() == epoch {

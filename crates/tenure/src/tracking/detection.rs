@@ -247,14 +247,15 @@ pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<()
         // ended with it.
         ..0 => Ok(()),
         _ => match uffd::unregister(watcher, range) {
-            Err(Errno::INVAL) => unregister_each(watcher, range),
+            Err(Errno::INVAL) if worker::is_worker() => unregister_each(watcher, range),
             done => done,
         },
     })
 }
 
 /// Ends the registration of each mapping by itself. The kernel refuses the whole range if another
-/// userfaultfd watches a part, or a part cannot be watched. This one does not watch such a part.
+/// userfaultfd watches a part, or a part cannot be watched. This one does not watch such a part. Only
+/// the background thread's copy is surely this one: any other file may have the number by now.
 #[cold]
 fn unregister_each(watcher: uffd::Watcher, range: PageRange) -> std::result::Result<(), Errno> {
     let mut ended = Ok(());
@@ -283,14 +284,15 @@ pub(super) fn is_of_descriptor(errno: Errno) -> bool {
     matches!(errno, Errno::BADF | Errno::NOTTY | Errno::INVAL)
 }
 
-/// Returns whether the error means that the program has closed the calling thread's copy of a
+/// Returns whether the error may mean that the program has closed the calling thread's copy of a
 /// descriptor, or has put another file in its place, while the background thread has another copy.
+/// `EINVAL` also comes from a userfaultfd of the program's in that place.
 pub(crate) fn is_closed(errno: Errno) -> bool {
     is_of_descriptor(errno)
         && worker::is_guarded()
         && !worker::is_worker()
         && by_userfaultfd()
-        && any_is_closed()
+        && (errno == Errno::INVAL || any_is_closed())
 }
 
 /// Returns a number that differs between processes, and changes when a process opens new

@@ -400,7 +400,8 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
         if changes::is_same_memory(claim, kind(claim), &told)? {
             claim.clear(flag::MADE_AGAIN);
             // SAFETY: the parts are offered, so the program has given up their contents.
-            unsafe { page_out(&told, pagemap.as_ref())? };
+            unsafe { page_out(&told, pagemap.as_ref()) }
+                .inspect_err(|_| claim.set(flag::MADE_AGAIN))?;
         } else if !is_unsure(claim) {
             return Err(Refusal::Replaced);
         }
