@@ -195,29 +195,44 @@ mod tests {
     use super::*;
     use crate::shared::SharedCache;
 
-    /// Two inserts have each looked for the key before the other one put its entry.
-    #[test]
-    fn of_two_inserts_at_once_one_stays() {
+    /// Two threads have each looked for the key before the other one put its entry. In either order, they
+    /// keep the first.
+    fn one_stays(own: Origin) {
         for first in [0, 1] {
             let cache = SharedCache::builder().most(64 << 20).build().unwrap();
             let (parts, hash) = (cache.parts(), cache.hash(b"key"));
             let find = || parts.index.find(parts.memory, hash, |place, entry| Some((place, entry)));
+            let set = |entry, origin| match parts.follow(entry, hash, b"key") {
+                Leads::There(_pin, record) => record.set_origin(origin),
+                Leads::Elsewhere | Leads::Nowhere => panic!("it leads to its record"),
+            };
             // Two records that no entry leads to.
             let entries = [b"one", b"two"].map(|value| {
                 cache.insert(b"key", value).unwrap();
                 let (place, entry) = find().unwrap();
                 place.store(0, Ordering::Relaxed);
+                set(entry, if own == Origin::Made { Origin::Pending } else { own });
                 entry
             });
             assert!(entries.iter().all(|new| parts.replace(hash, b"key", *new).is_none()));
             let put = |entry| parts.index.put(parts.memory, hash, entry, |_| false, 0).unwrap().0;
             let places = entries.map(put);
             for which in [first, 1 - first] {
-                let own = Origin::Inserted;
+                set(entries[which], own);
                 parts.keep_first(hash, b"key", entries[which], places[which], own);
             }
-            assert_eq!(find().map(|(_, entry)| entry), Some(entries[0]));
+            assert_eq!(find().map(|(_, entry)| entry), Some(entries[0]), "{first} was first");
             assert!(parts.remove(hash, b"key") && find().is_none());
         }
+    }
+
+    #[test]
+    fn of_two_inserts_at_once_one_stays() {
+        one_stays(Origin::Inserted);
+    }
+
+    #[test]
+    fn of_two_makers_at_once_one_stays() {
+        one_stays(Origin::Made);
     }
 }
