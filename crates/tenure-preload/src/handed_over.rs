@@ -64,8 +64,8 @@ pub unsafe fn resize(block: NonNull<u8>, size: usize) -> Option<*mut c_void> {
     let len = mapped_len(size)?;
     // SAFETY: the caller promises that it is a block, or this ends the process with a message.
     let usable = unsafe { pool::usable_size(block) }?;
-    if size <= usable && usable - size < rustix::param::page_size() {
-        // The C library makes no call for as many pages.
+    if size <= usable && len >= usable {
+        // The C library makes no call if the block has as many pages as before.
         return Some(block.as_ptr().cast());
     }
     let kept = usable.min(size);

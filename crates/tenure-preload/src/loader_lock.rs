@@ -1,65 +1,91 @@
-//! The loader's locks, without a wait. A thread has one of them in a callback of `dl_iterate_phdr`, and
-//! may wait there for this thread, or be stopped there by a collector.
+//! The lock of the loader that `dl_iterate_phdr` takes, without a wait. A thread has it in a callback,
+//! and may wait there for this thread, or be stopped there by a collector.
 
-#![allow(unsafe_code, reason = "takes the loader's locks")]
+#![allow(unsafe_code, reason = "takes the loader's lock")]
 
 use crate::symbol;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Lock = libc::pthread_mutex_t;
+type Call = unsafe extern "C" fn(*mut Lock) -> c_int;
 
-/// The loader has three, or two before glibc 2.35.
-const MOST: usize = 3;
-/// A free recursive mutex in 64-bit words, with its kind in the third one.
-const FREE: [u64; 5] = [0, 0, libc::PTHREAD_MUTEX_RECURSIVE as u64, 0, 0];
+struct LoaderLock {
+    /// Null: not known.
+    lock: AtomicPtr<Lock>,
+    /// The C library's functions. A program may have its own of these names, which nobody has
+    /// initialised yet.
+    try_lock: AtomicPtr<c_void>,
+    unlock: AtomicPtr<c_void>,
+}
 
-/// For the whole process, as the loader is. Null: not known.
-static LOCKS: [AtomicPtr<Lock>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+/// For the whole process, as the loader is.
+static LOADER: LoaderLock = LoaderLock {
+    lock: AtomicPtr::new(std::ptr::null_mut()),
+    try_lock: AtomicPtr::new(std::ptr::null_mut()),
+    unlock: AtomicPtr::new(std::ptr::null_mut()),
+};
 
-/// Called in the constructor, while the locks are free, with a word that may be the loader's count of
-/// libraries. In glibc they lie right before that.
-pub fn find(count: *const u64) {
-    if size_of::<Lock>() != size_of_val(&FREE) {
+/// Called in the constructor, inside a callback of `dl_iterate_phdr`, so the lock is held. `words`: the
+/// loader's variable. `count`: a word of it that may be the count of libraries. In glibc the recursive
+/// mutexes of the loader, two or three, lie right before that count.
+pub fn find(mut words: impl Iterator<Item = *const u64>, count: *const u64) {
+    const LEN: usize = 5;
+    const RECURSIVE: u64 = libc::PTHREAD_MUTEX_RECURSIVE as u64;
+    let Some(first) = words.next().filter(|_| size_of::<Lock>() == LEN * size_of::<u64>()) else {
         return;
-    }
-    let Some(first) = symbol::loaders_words().next() else { return };
+    };
     let words_before = (count as usize - first as usize) / size_of::<u64>();
-    for (n, place) in (1..).zip(&LOCKS) {
-        let words = n * FREE.len();
+    for words in [LEN, 2 * LEN, 3 * LEN].into_iter().take_while(|words| *words <= words_before) {
         let at = count.wrapping_sub(words);
         // SAFETY: words of the loader's variable, which stays mapped as long as the process runs.
-        if words > words_before || unsafe { at.cast::<[u64; 5]>().read_volatile() } != FREE {
-            return;
+        match unsafe { at.cast::<[u64; LEN]>().read_volatile() } {
+            [0, 0, RECURSIVE, 0, 0] => {}
+            [_, _, RECURSIVE, 0, 0] => {
+                let functions = [c"pthread_mutex_trylock", c"pthread_mutex_unlock"];
+                let [try_lock, unlock] = functions.map(symbol::next);
+                if !try_lock.is_null() && !unlock.is_null() {
+                    LOADER.try_lock.store(try_lock, Ordering::Relaxed);
+                    LOADER.unlock.store(unlock, Ordering::Relaxed);
+                    LOADER.lock.store(at.cast_mut().cast(), Ordering::Relaxed);
+                }
+                return;
+            }
+            _ => return,
         }
-        place.store(at.cast_mut().cast(), Ordering::Relaxed);
     }
 }
 
-/// The locks, until it is dropped.
-pub struct Held(usize);
+/// The lock, until it is dropped. `None`: it is not known.
+pub struct Held(Option<*mut Lock>);
 
-/// Takes the loader's locks, as far as they are known. `None`: another thread has one.
+/// Takes the lock if it is known. `None`: another thread has it.
 pub fn try_hold() -> Option<Held> {
-    let mut held = Held(0);
-    for lock in locks() {
-        // SAFETY: a recursive mutex of the loader's (`find`).
-        if unsafe { libc::pthread_mutex_trylock(lock) } != 0 {
-            return None;
-        }
-        held.0 += 1;
+    let lock = LOADER.lock.load(Ordering::Relaxed);
+    if lock.is_null() {
+        return Some(Held(None));
     }
-    Some(held)
+    // SAFETY: the function was stored before the lock, and this is a recursive mutex of the loader's
+    // (`find`).
+    let failed = unsafe { call(&LOADER.try_lock, lock) } != 0;
+    (!failed).then_some(Held(Some(lock)))
 }
 
-fn locks() -> impl Iterator<Item = *mut Lock> {
-    LOCKS.iter().map(|place| place.load(Ordering::Relaxed)).take_while(|lock| !lock.is_null())
+/// # Safety
+/// `function` has a function of the C library's for mutexes, and `lock` is a mutex.
+unsafe fn call(function: &AtomicPtr<c_void>, lock: *mut Lock) -> c_int {
+    // SAFETY: the caller promises that it is such a function.
+    let function =
+        unsafe { std::mem::transmute::<*mut c_void, Call>(function.load(Ordering::Relaxed)) };
+    // SAFETY: the caller promises that it is a mutex.
+    unsafe { function(lock) }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for lock in locks().take(self.0) {
-            // SAFETY: a mutex that `try_hold` has taken on this thread.
-            unsafe { libc::pthread_mutex_unlock(lock) };
+        if let Some(lock) = self.0 {
+            // SAFETY: `try_hold` has taken it on this thread, so the function is known.
+            unsafe { call(&LOADER.unlock, lock) };
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::{loader_lock, symbol};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// The most words that are watched. A second one is the number of objects, until one is unloaded.
 const MOST_WORDS: usize = 4;
@@ -26,6 +26,8 @@ struct Loads {
     seen: AtomicU64,
     /// The objects in the constructor that the loader did not list: those of other namespaces.
     hidden: AtomicU64,
+    /// The count at the last look, also after [`forget`], and where the last object has its headers.
+    last: (AtomicU64, AtomicUsize),
 }
 
 /// For the whole process, as the loader is.
@@ -34,20 +36,20 @@ static LOADS: Loads = Loads {
     words: [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_WORDS],
     seen: AtomicU64::new(UNKNOWN),
     hidden: AtomicU64::new(0),
+    last: (AtomicU64::new(UNKNOWN), AtomicUsize::new(0)),
 };
 
 /// Called in the constructor. From now on [`may_have_come`] notices new libraries.
 pub fn watch() {
-    let mut count = UNKNOWN;
+    let words = symbol::loaders_words();
     symbol::each_object(&mut |about| {
-        count = about.dlpi_adds;
+        let alike = words.clone().filter(|word| value(*word) == about.dlpi_adds);
+        for (place, word) in LOADS.words.iter().zip(alike) {
+            loader_lock::find(words.clone(), word);
+            place.store(word.cast_mut(), Ordering::Relaxed);
+        }
         false
     });
-    let alike = symbol::loaders_words().filter(|word| value(*word) == count);
-    for (place, word) in LOADS.words.iter().zip(alike) {
-        loader_lock::find(word);
-        place.store(word.cast_mut(), Ordering::Relaxed);
-    }
     let hidden = look(&|_| false).hidden;
     LOADS.hidden.store(hidden, Ordering::Relaxed);
     LOADS.seen.store(UNKNOWN, Ordering::Relaxed);
@@ -99,23 +101,31 @@ struct Look {
     is_meant: bool,
     /// The objects of other namespaces (`dlmopen`), which the loader does not list for this one.
     hidden: u64,
+    /// An object was loaded since the last look, and is gone again or hidden.
+    is_missing: bool,
 }
 
 /// Whether one of the objects loaded by now is meant, by the name of its file. If the loader does not
-/// list all objects, it counts as one. `None`: another thread has the loader's lock. Takes that lock,
+/// list all objects that it has loaded since the last look, it counts as one. `None`: another thread has the loader's lock. Takes that lock,
 /// and a fork's child would find it taken. So no fork may be under way, and no signal may come.
 pub fn has_come(is_meant: &dyn Fn(&[u8]) -> bool) -> Option<bool> {
     let _held = loader_lock::try_hold()?;
     let found = look(is_meant);
-    Some(found.is_meant || found.hidden > LOADS.hidden.load(Ordering::Relaxed))
+    let is_hidden = found.hidden > LOADS.hidden.load(Ordering::Relaxed);
+    Some(found.is_meant || found.is_missing || is_hidden)
 }
 
 fn look(is_meant: &dyn Fn(&[u8]) -> bool) -> Look {
+    let (last_count, last_object) = (&LOADS.last.0, &LOADS.last.1);
+    let before = last_count.load(Ordering::Relaxed);
+    let newest = last_object.load(Ordering::Relaxed);
     let (mut found, mut all, mut listed) = (false, 0, 0);
+    let (mut count, mut object, mut new) = (before, newest, None);
     symbol::each_object(&mut |about| {
         if listed == 0 {
-            let count = about.dlpi_adds;
+            count = about.dlpi_adds;
             if LOADS.seen.swap(count, Ordering::Relaxed) == count {
+                count = before;
                 return false;
             }
             // The loader's lock keeps the count as it is.
@@ -128,6 +138,9 @@ fn look(is_meant: &dyn Fn(&[u8]) -> bool) -> Look {
             all = count.wrapping_sub(about.dlpi_subs);
         }
         listed += 1;
+        // The loader lists a new object behind those that it has.
+        object = about.dlpi_phdr as usize;
+        new = if object == newest { Some(0) } else { new.map(|new: u64| new + 1) };
         if !about.dlpi_name.is_null() {
             // SAFETY: the loader's terminated string, for the length of the call.
             let path = unsafe { CStr::from_ptr(about.dlpi_name) }.to_bytes();
@@ -135,5 +148,8 @@ fn look(is_meant: &dyn Fn(&[u8]) -> bool) -> Look {
         }
         true
     });
-    Look { is_meant: found, hidden: all.saturating_sub(listed) }
+    last_count.store(count, Ordering::Relaxed);
+    last_object.store(object, Ordering::Relaxed);
+    let is_missing = ![count, UNKNOWN].contains(&before) && new != Some(count - before);
+    Look { is_meant: found, hidden: all.saturating_sub(listed), is_missing }
 }

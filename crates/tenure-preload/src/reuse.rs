@@ -31,26 +31,24 @@ fn set(on: bool) {
 pub fn watch_libraries() {
     PROCESS.store(launcher::process_number(), Ordering::Relaxed);
     loads::watch();
-    look();
+    regard();
 }
 
-/// By the files' names, because a lookup that fails leaves its message to the program.
-fn look() {
+/// By the files' names, because a lookup that fails leaves its message to the program. `false`: another
+/// thread has the loader's lock.
+fn look() -> bool {
     let is_for_queues = |file: &[u8]| file.starts_with(b"liburing") || file.starts_with(b"libaio");
     match loads::has_come(&is_for_queues) {
-        Some(true) => return end(),
+        Some(true) => end(),
         Some(false) => set(true),
-        // Until the next look, nothing is known.
-        None => {
-            set(false);
-            return loads::forget();
-        }
+        None => return false,
     }
     // Another thread may just have found one, or loaded one.
     if ENDED.load(Ordering::SeqCst) || loads::may_have_come() {
         set(false);
         loads::forget();
     }
+    true
 }
 
 /// Called before memory of the program goes back to the pool, and before a fork. The program may have
@@ -78,7 +76,8 @@ fn regard() {
     // A collector stops threads by signals, and then may ask the loader itself.
     let _signals = Blocked::all();
     for _ in 0..TRIES {
-        if launcher::call_beside_forks(look) {
+        let mut is_known = false;
+        if launcher::call_beside_forks(|| is_known = look()) && is_known {
             return;
         }
         std::thread::yield_now();

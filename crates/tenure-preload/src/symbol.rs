@@ -54,7 +54,7 @@ unsafe extern "C" fn visit(about: *mut libc::dl_phdr_info, _: usize, each: *mut 
 
 /// The aligned words of the variable in which glibc's loader keeps its state. In the constructor only.
 #[cfg(target_env = "gnu")]
-pub fn loaders_words() -> impl Iterator<Item = *const u64> {
+pub fn loaders_words() -> impl Iterator<Item = *const u64> + Clone {
     const SYMBOL: c_int = 1; // RTLD_DL_SYMENT
     let start = used(c"_rtld_global").cast::<u64>().cast_const();
     let mut about = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
@@ -73,6 +73,6 @@ pub fn loaders_words() -> impl Iterator<Item = *const u64> {
 
 /// Other C libraries have no such variable.
 #[cfg(not(target_env = "gnu"))]
-pub fn loaders_words() -> impl Iterator<Item = *const u64> {
+pub fn loaders_words() -> impl Iterator<Item = *const u64> + Clone {
     std::iter::empty()
 }

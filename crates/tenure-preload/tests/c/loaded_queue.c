@@ -6,7 +6,8 @@
 
 typedef long Give(int to, const struct iovec *part);
 
-static void give_and_free(Give *give, size_t len, int is_mapped) {
+/* `unloaded`: the library, which the program unloads before it frees. */
+static void give_and_free(Give *give, size_t len, int is_mapped, void *unloaded) {
     int ends[2];
     CHECK(pipe(ends) == 0);
     char *at = is_mapped ? map(len) : malloc(len);
@@ -18,6 +19,7 @@ static void give_and_free(Give *give, size_t len, int is_mapped) {
     if (given == -ENOSYS)
         return;
     CHECK(given > 0);
+    CHECK(!unloaded || dlclose(unloaded) == 0);
     if (is_mapped)
         CHECK(munmap(at, len) == 0);
     else
@@ -49,7 +51,7 @@ int main(int count, char **arguments) {
     CHECK(library);
     Give *give = (Give *)dlsym(library, "give");
     CHECK(give);
-    give_and_free(give, len, is_mapped);
+    give_and_free(give, len, is_mapped, strcmp(arguments[3], "gone") ? NULL : library);
     puts("read");
     return 0;
 }

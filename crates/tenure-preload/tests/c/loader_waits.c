@@ -4,6 +4,16 @@
 #include <dlfcn.h>
 #include <link.h>
 
+/* The program's own functions are not used before it has begun. */
+static int is_ready;
+
+int pthread_mutex_trylock(pthread_mutex_t *mutex) {
+    int (*next)(pthread_mutex_t *) =
+        (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_trylock");
+    CHECK(is_ready && next);
+    return next(mutex);
+}
+
 static pthread_barrier_t begun;
 static pthread_mutex_t wanted = PTHREAD_MUTEX_INITIALIZER;
 static int forks_inside;
@@ -32,6 +42,8 @@ static void *looks(void *data) {
 
 int main(int count, char **arguments) {
     CHECK(count == 3);
+    is_ready = 1;
+    CHECK(pthread_mutex_trylock(&wanted) == 0 && pthread_mutex_unlock(&wanted) == 0);
     const char *way = arguments[2];
     char *block = malloc(2 * MIB), *resized = malloc(2 * MIB);
     char *mapped = mmap(NULL, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -44,9 +44,12 @@ int main(int count, char **arguments) {
         _exit(0);
     }
     if (count > 1 && !strcmp(arguments[1], "same")) {
+        resize(2, len_of(2), len_of(2) + 1);
         filter(SYS_munmap);
         resize(1, len_of(1), len_of(1));
         resize(1, len_of(1), len_of(1) - 8);
+        /* With the two words before it, it still needs that page. */
+        resize(2, len_of(2) + 1, len_of(2));
         CHECK(write(1, "same\n", 5) == 5);
         _exit(0);
     }

@@ -8,7 +8,9 @@ use std::process::Command;
 fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
     let program = program!("loaded_queue.c");
     let queue = program.plugin("queue_raw.c", "liburing-as.so", &[]);
-    for arguments in [["allocate", "beside"], ["map", "beside"], ["allocate", "apart"]] {
+    let all =
+        [["allocate", "beside"], ["map", "beside"], ["allocate", "apart"], ["allocate", "gone"]];
+    for arguments in all {
         let run = |mut command: Command| {
             done(&format!("{arguments:?}"), command.arg(&queue).args(arguments)).stdout
         };

@@ -84,6 +84,8 @@ impl<'a> Parts<'a> {
         }
         record.set_origin(Origin::Made);
         self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
+        // Of two makers at least one sees that the other one's value is not pending any more.
+        barrier_after_rmw();
         self.keep_first(hash, key, new, place, Origin::Made);
         Ok(())
     }

@@ -247,7 +247,7 @@ pub(super) fn unregister(kind: Kind, range: PageRange) -> std::result::Result<()
         // ended with it.
         ..0 => Ok(()),
         _ => match uffd::unregister(watcher, range) {
-            Err(Errno::INVAL) if worker::is_worker() => unregister_each(watcher, range),
+            Err(Errno::INVAL) if is_surely_open() => unregister_each(watcher, range),
             done => done,
         },
     })
@@ -293,6 +293,12 @@ pub(crate) fn is_closed(errno: Errno) -> bool {
         && !worker::is_worker()
         && by_userfaultfd()
         && (errno == Errno::INVAL || any_is_closed())
+}
+
+/// Returns whether the calling thread's copies of the descriptors are tenure's own. Where the background
+/// thread has none of its own, every thread has only these.
+fn is_surely_open() -> bool {
+    worker::is_worker() || !(worker::is_guarded() || any_is_closed())
 }
 
 /// Returns a number that differs between processes, and changes when a process opens new

@@ -2,11 +2,12 @@
 //! and signals that the program has blocked.
 
 use crate::promise_kit::*;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 use tenure::volatile::{self, Detection, Refill, Settings};
 use tenure::{Cache, ErrorKind, Outcome, Volatile};
 use tenure_testkit::pages::smaps_over;
-use tenure_testkit::seccomp::{Call, Errno, NthFailure, When};
+use tenure_testkit::seccomp::{Call, Errno, Filter, NthFailure, When};
 use tenure_testkit::{or_skip, skip, this_test};
 
 const LEN: usize = 24 * MIB;
@@ -161,6 +162,54 @@ fn what_the_program_has_watched_can_be_unmarked() {
             }
             assert!(map.as_slice().iter().enumerate().all(|(i, b)| *b == byte(i / PAGE)));
         }
+    });
+}
+
+/// Maps a file over a part of an offered range, which the kernel does not watch there. `act` runs a
+/// closure in the process that does so.
+fn is_unmarked_around_a_file(act: impl FnOnce(&dyn Fn())) {
+    let mut map = filled(64);
+    let (p, len) = (map.as_mut_ptr(), map.len());
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    // SAFETY: the mapping lives on, and is not touched while it is marked.
+    unsafe {
+        volatile::mark(p, len).unwrap();
+        volatile::offer_now(p, len).unwrap();
+    }
+    act(&|| {
+        let (rights, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_FIXED);
+        // SAFETY: as above. The part gets the file's bytes, which nothing reads.
+        unsafe {
+            let part = p.add(16 * PAGE).cast();
+            let there = libc::mmap(part, 16 * PAGE, rights, flags, file.as_raw_fd(), 0);
+            assert_eq!(there, part);
+            assert!(volatile::unmark(p, len).is_ok());
+            p.write_volatile(1);
+            p.add(63 * PAGE).write_volatile(1);
+        }
+    });
+}
+
+#[test]
+fn a_child_unmarks_what_it_has_mapped_a_file_over() {
+    needs_userfaultfd!();
+    promised(this_test!(), || {
+        never_offer();
+        is_unmarked_around_a_file(|act| assert_eq!(forked(act), Ended::Well));
+        is_unmarked_around_a_file(|act| act());
+    });
+}
+
+/// Then all threads have one table of descriptors.
+#[test]
+fn without_close_range_memory_that_a_file_was_mapped_over_is_unmarked() {
+    promised(this_test!(), || {
+        let filter = Filter::new().refuse(Call::Number(libc::SYS_close_range), Errno::PERM);
+        or_skip!(filter.install_this_thread());
+        needs_userfaultfd!();
+        never_offer();
+        is_unmarked_around_a_file(|act| act());
     });
 }
 
