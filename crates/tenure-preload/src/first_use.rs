@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "registers fork handlers")]
 
 use crate::errno::Errno;
-use crate::{counters, keeper, last_thread, report, reuse};
+use crate::{counters, keeper, last_thread, report};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Called at the first call of a hook, which may come before the C library is initialised.
@@ -20,7 +20,7 @@ pub fn first_call() {
     keeper::own_process();
     tenure::register_fork_handlers();
     // SAFETY: the functions live as long as the process, take no arguments and do not unwind.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     drop(errno);
 }
 
@@ -36,15 +36,10 @@ pub fn first_mapping() {
     }
 }
 
-extern "C" fn before_fork() {
-    reuse::regard_new_libraries();
-}
-
 extern "C" fn in_child() {
     keeper::restart_in_child();
     last_thread::restart_in_child();
     counters::restart();
-    reuse::restart_in_child();
     report::restart_in_child();
     keeper::give_up_in_child();
 }

@@ -32,7 +32,6 @@ mod keeper;
 mod kernel;
 mod last_thread;
 mod limits;
-mod loader_lock;
 mod loads;
 mod no_cancel;
 mod on_signal;

@@ -81,6 +81,7 @@ definitions! {
     valloc = c"valloc": unsafe extern "C" fn(usize) -> *mut c_void;
     mlock2 = c"mlock2": unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
     vmsplice = c"vmsplice": unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
+    dlclose = c"dlclose": unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
     capset = c"capset": unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
     unshare = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
     setns = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;

@@ -1,97 +1,98 @@
 //! Whether the pool uses pages again. It ends once the kernel may still read or write pages that the
-//! program has given up ([`crate::hooks::in_flight`] has the calls). A library that makes such calls directly
-//! counts as a call, also if the program loads it later.
+//! program has given up ([`crate::hooks::in_flight`] has the calls). A library that makes such calls
+//! directly counts as a call, also if the program loads it later.
 
 use crate::errno::Errno;
-use crate::heap::Blocked;
 use crate::loads;
 use crate::serving::{ALLOCATIONS, MAPPINGS};
+use rustix::time::{clock_gettime, ClockId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tenure::{launcher, pool};
+use tenure::pool::{self, NoReuse};
 
 /// For the whole process: such a call was made, so the pool uses no page again.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// For the whole process: its number, for a child that was made without fork handlers.
-static PROCESS: AtomicU64 = AtomicU64::new(0);
 
 /// From now on the pool uses no page again.
 pub fn end() {
-    if !ENDED.load(Ordering::Relaxed) && !ENDED.swap(true, Ordering::SeqCst) {
+    if !ENDED.load(Ordering::Acquire) {
         let _errno = Errno::keep();
+        pool::configure(pool::settings().with_reuse(false));
+        ENDED.store(true, Ordering::Release);
         loads::watch_no_more();
-        set(false);
     }
 }
 
-fn set(on: bool) {
-    pool::configure(pool::settings().with_reuse(on));
+/// The libraries make their calls by inline assembly. They are known by their files' names, because a
+/// lookup of a symbol that fails leaves its message to the program.
+fn is_for_queues(file: &[u8]) -> bool {
+    file.starts_with(b"liburing") || file.starts_with(b"libaio")
 }
 
 /// Called in the constructor.
 pub fn watch_libraries() {
-    PROCESS.store(launcher::process_number(), Ordering::Relaxed);
-    loads::watch();
-    regard();
+    if loads::watch(&is_for_queues) {
+        end();
+    }
 }
 
-/// By the files' names, because a lookup that fails leaves its message to the program. `false`: another
-/// thread has the loader's lock.
-fn look() -> bool {
-    let is_for_queues = |file: &[u8]| file.starts_with(b"liburing") || file.starts_with(b"libaio");
-    match loads::has_come(&is_for_queues) {
-        Some(true) => end(),
-        Some(false) => set(true),
-        None => return false,
-    }
-    // Another thread may just have found one, or loaded one.
-    if ENDED.load(Ordering::SeqCst) || loads::may_have_come() {
-        set(false);
-        loads::forget();
-    }
-    true
+fn is_of_use() -> bool {
+    ALLOCATIONS.are_served() || MAPPINGS.are_served()
 }
 
-/// Called before memory of the program goes back to the pool, and before a fork. The program may have
-/// loaded a library since.
+/// Called before memory of the program goes back to the pool. The program may have loaded a library
+/// since. While the result lives, the pool uses no page again.
 #[inline]
-pub fn regard_new_libraries() {
-    if loads::may_have_come() {
-        regard();
+pub fn regard_new_libraries() -> Option<NoReuse> {
+    match loads::may_have_come() {
+        true => regard(),
+        false => None,
     }
 }
 
 #[cold]
 #[inline(never)]
-fn regard() {
-    /// Another thread has looked by then, unless it forks.
-    const TRIES: usize = 64;
-    if !ALLOCATIONS.are_served() && !MAPPINGS.are_served() {
-        return;
-    }
-    if launcher::process_number() != PROCESS.load(Ordering::Relaxed) {
-        // A thread of the parent's may have had the loader's lock, which is taken for ever then.
-        return end();
+fn regard() -> Option<NoReuse> {
+    if !is_of_use() {
+        return None;
     }
     let _errno = Errno::keep();
-    // A collector stops threads by signals, and then may ask the loader itself.
-    let _signals = Blocked::all();
-    for _ in 0..TRIES {
-        let mut is_known = false;
-        if launcher::call_beside_forks(|| is_known = look()) && is_known {
-            return;
-        }
-        std::thread::yield_now();
-    }
-    // Until the next look, nothing is known.
-    set(false);
-    loads::forget();
+    let unknown = NoReuse::begin();
+    look_in_time();
+    loads::may_have_come().then_some(unknown)
 }
 
-/// Called in a child of a fork. If nothing was loaded since the look before the fork, all is known. A
-/// child that loads a library itself finds the loader's lock free.
-pub fn restart_in_child() {
-    PROCESS.store(launcher::process_number(), Ordering::Relaxed);
-    if loads::may_have_come() {
+/// Looks at what was loaded, but spends at most a fiftieth of the time so: a program may load a
+/// hundred libraries one after the other, and a look takes 0.3 µs for each of its mappings.
+fn look_in_time() {
+    /// For the whole process: when the last look ended, and the processor time that it took, in
+    /// nanoseconds.
+    static LAST: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
+    let wait = 50 * LAST.1.load(Ordering::Relaxed);
+    let since = now_ns(ClockId::Monotonic).checked_sub(LAST.0.load(Ordering::Relaxed));
+    // A child may live in a time namespace whose clock is behind.
+    if since.is_some_and(|since| since < wait) {
+        return;
+    }
+    let begin = now_ns(ClockId::ThreadCPUTime);
+    if loads::look(&is_for_queues) == Ok(true) {
         end();
+    }
+    let taken = now_ns(ClockId::ThreadCPUTime).saturating_sub(begin);
+    LAST.1.store(taken, Ordering::Relaxed);
+    LAST.0.store(now_ns(ClockId::Monotonic), Ordering::Relaxed);
+}
+
+fn now_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Called before the program unloads a library, which no later look would find.
+pub fn regard_before_unload() {
+    if loads::may_have_come() && is_of_use() {
+        let _errno = Errno::keep();
+        if loads::look(&is_for_queues) != Ok(false) {
+            end();
+        }
     }
 }

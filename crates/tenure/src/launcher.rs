@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "hands out memory")]
 
 pub use crate::os::kernel::call as system_call;
+pub use crate::os::mapped_files::any as any_mapped_file;
 pub use crate::os::quiet_write::write_quietly;
 pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;

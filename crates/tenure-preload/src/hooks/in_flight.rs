@@ -22,6 +22,17 @@ pub fn regard_libraries() {
     }
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dlclose(library: *mut c_void) -> c_int {
+    reuse::regard_before_unload();
+    match real::dlclose() {
+        // SAFETY: `next` is the C library's function of that name, and it gets the program's own
+        // argument unchanged.
+        Some(next) => unsafe { next(library) },
+        None => missing(),
+    }
+}
+
 /// Called at a mapping of a file: it may be a queue of an io_uring, if it has one of these offsets.
 pub fn mapped_file(fd: c_int, flags: c_int, offset: i64) {
     const QUEUES: [i64; 2] = [0x0800_0000, 0x1000_0000];

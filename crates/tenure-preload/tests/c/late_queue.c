@@ -1,5 +1,5 @@
 /* Blocks that are freed and allocated again. The program may first map a file at the offset of an
- * io_uring's queues, or load libraries meanwhile. */
+ * io_uring's queues, or load a library again and again first, or try to. */
 #include "check.h"
 #include <dlfcn.h>
 #include <sys/eventfd.h>
@@ -14,19 +14,27 @@ static void map_file(int is_file) {
     }
 }
 
+static void free_one(void) {
+    char *block = malloc(4 * MIB);
+    memset(block, 1, 4 * MIB);
+    free(block);
+}
+
 int main(int count, char **arguments) {
     const char *first = count > 1 ? arguments[1] : "";
     if (!strcmp(first, "file") || !strcmp(first, "no file"))
         map_file(!strcmp(first, "file"));
-    for (int n = 0; n < 50; n++) {
-        char *block = malloc(4 * MIB);
-        memset(block, 1, 4 * MIB);
-        if (!strcmp(first, "libraries")) {
-            void *library = dlopen("libm.so.6", RTLD_NOW | RTLD_LOCAL);
-            if (n % 2)
-                CHECK(library && dlclose(library) == 0);
-        }
-        free(block);
+    for (int n = 0; count == 3 && n < 20; n++) {
+        void *library = dlopen(arguments[2], RTLD_NOW | RTLD_LOCAL);
+        CHECK(!library == !strcmp(first, "missing"));
+        free_one();
+        CHECK(!library || dlclose(library) == 0);
+        free_one();
+    }
+    for (int n = 0; n < 200; n++) {
+        free_one();
+        /* tenure spends a part of the time only on libraries that are new. */
+        usleep(1000);
     }
     return 0;
 }

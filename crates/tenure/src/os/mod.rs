@@ -29,6 +29,7 @@ pub(crate) mod life_lock;
 pub(crate) mod limits;
 pub(crate) mod lock_on_fault;
 pub(crate) mod lru;
+pub(crate) mod mapped_files;
 pub(crate) mod mapping_list;
 pub(crate) mod maps;
 pub(crate) mod maps_line;

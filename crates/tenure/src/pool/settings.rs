@@ -1,7 +1,7 @@
 //! The settings of the pool that a program may change.
 
 use crate::runtime::setting::{Bytes, Time};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// When runs get huge pages.
@@ -136,6 +136,8 @@ struct InForce {
     /// The number of a [`HugePages`].
     huge: AtomicU8,
     no_reuse: AtomicBool,
+    /// How many [`NoReuse`] there are.
+    holds: AtomicUsize,
 }
 
 /// For the whole process, as the pool is.
@@ -145,12 +147,48 @@ static IN_FORCE: InForce = InForce {
     warm_max: Bytes::unset(),
     huge: AtomicU8::new(0),
     no_reuse: AtomicBool::new(false),
+    holds: AtomicUsize::new(0),
 };
 
-/// Whether freed runs keep their pages. Costs one load.
+/// Whether freed runs keep their pages. Costs two loads.
 #[inline]
 pub(super) fn reuses() -> bool {
-    !IN_FORCE.no_reuse.load(Ordering::Relaxed)
+    !IN_FORCE.no_reuse.load(Ordering::Relaxed) && IN_FORCE.holds.load(Ordering::Relaxed) == 0
+}
+
+/// While it lives, runs that are freed do not keep their pages, as with
+/// [`Settings::with_reuse`]`(false)`. Costs an atomic addition at both ends.
+///
+/// ```
+/// let unknown = tenure::pool::NoReuse::begin(); // the kernel may still read what this thread frees
+/// drop(unknown);
+/// ```
+#[derive(Debug)]
+pub struct NoReuse(());
+
+impl NoReuse {
+    /// Begins now, for all threads.
+    ///
+    /// ```
+    /// let _unknown = tenure::pool::NoReuse::begin();
+    /// ```
+    pub fn begin() -> NoReuse {
+        IN_FORCE.holds.fetch_add(1, Ordering::Relaxed);
+        NoReuse(())
+    }
+}
+
+impl Drop for NoReuse {
+    fn drop(&mut self) {
+        // A child of a signal handler, which returns to this thread, begins with none.
+        let less = |holds: usize| holds.checked_sub(1);
+        let _ = IN_FORCE.holds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}
+
+/// In a child none of the other threads' [`NoReuse`] ends.
+pub(super) fn reset_in_child() {
+    IN_FORCE.holds.store(0, Ordering::Relaxed);
 }
 
 /// Sets the settings. They take effect at the worker's next scan.
@@ -174,6 +212,6 @@ pub fn settings() -> Settings {
         warm_max: IN_FORCE.warm_max.get(),
         huge_pages: [HugePages::Auto, HugePages::System, HugePages::Never]
             [usize::from(IN_FORCE.huge.load(Ordering::Relaxed))],
-        reuse: reuses(),
+        reuse: !IN_FORCE.no_reuse.load(Ordering::Relaxed),
     }
 }

@@ -55,7 +55,9 @@ impl<'a> Parts<'a> {
             Some(place) => place,
             None => self.put(hash, new)?,
         };
-        self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
+        self.index.root().inserts.fetch_add(1, Ordering::SeqCst);
+        // Of two inserts at once at least one sees the other one's value.
+        barrier_after_rmw();
         self.keep_first(hash, key, new, place, Origin::Inserted);
         Ok(())
     }
@@ -83,7 +85,7 @@ impl<'a> Parts<'a> {
             return Ok(());
         }
         record.set_origin(Origin::Made);
-        self.index.root().inserts.fetch_add(1, Ordering::Relaxed);
+        self.index.root().inserts.fetch_add(1, Ordering::SeqCst);
         // Of two makers at least one sees that the other one's value is not pending any more.
         barrier_after_rmw();
         self.keep_first(hash, key, new, place, Origin::Made);
