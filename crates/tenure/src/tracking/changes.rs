@@ -40,15 +40,16 @@ const SINGLY: usize = 64;
 /// by the remembered words. Where nothing is mapped, the call that follows fails, or `false`.
 ///
 /// # Errors
-/// `ENOMEM`: there is no memory for the list.
-pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> Result<bool, Errno> {
+/// Part of it is locked, or there is no memory for the list (`ENOMEM`).
+pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> Result<bool, Unfit> {
     if !claim.is_raw() {
         return Ok(true);
     }
     if !detection::by_userfaultfd() {
         // A range that became unreadable since its offer must not kill the background thread.
         return match maps::check_volatile(claim.range()) {
-            Ok(()) => by_words::holds(claim, told),
+            Ok(()) => by_words::holds(claim, told).map_err(Unfit::Unknown),
+            Err(Unfit::Locked) => Err(Unfit::Locked),
             Err(_) => Ok(false),
         };
     }
@@ -57,7 +58,7 @@ pub(super) fn is_same_memory(claim: &Claim, kind: Kind, told: &[PageRange]) -> R
         let is_small = part.len() <= SINGLY * page_size() && !maps::query_works();
         let watched = match is_small || part.len() == page_size() {
             true => part.pieces(page_size()).all(is_watched),
-            false => mappings_in(*part)?.iter().copied().all(is_watched),
+            false => mappings_in(*part).map_err(Unfit::Unknown)?.iter().copied().all(is_watched),
         };
         if !watched {
             return Ok(false);

@@ -7,6 +7,7 @@ use super::list::List;
 use super::state::{flag, Claim};
 use super::{by_words, changes, holes};
 use crate::os::maps::{self, Unfit};
+use crate::os::mlock::{self, Seen};
 use crate::os::own_pages::{are_own, make_own};
 use crate::os::pagemap::{Pagemap, Pages};
 use crate::os::touch::read_each_page;
@@ -74,8 +75,11 @@ impl Refusal {
         Refusal::Kernel("populating its pages for writing", errno)
     }
 
-    fn not_freed(errno: Errno) -> Refusal {
-        Refusal::Kernel("madvise(MADV_FREE)", errno)
+    fn not_freed(part: PageRange, errno: Errno) -> Refusal {
+        match mlock::asked(part) {
+            Ok(Seen::Locked) => Refusal::Changed(Unfit::Locked),
+            _ => Refusal::Kernel("madvise(MADV_FREE)", errno),
+        }
     }
 }
 
@@ -228,7 +232,7 @@ fn tell(
             // is locked, so the piece counts as offered and stays watched. It is freed later, with
             // the rest.
             add(&COUNTERS.refused_offers, 1);
-            result = Err(Refusal::not_freed(errno));
+            result = Err(Refusal::not_freed(piece, errno));
             claim.set(flag::MADE_AGAIN);
         }
     }
@@ -297,7 +301,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         return Err(Refusal::Shared);
     }
     let told = offered_parts(claim)?;
-    if !changes::is_same_memory(claim, kind(claim), &told)? {
+    if !changes::is_same_memory(claim, kind(claim), &told).map_err(Refusal::Changed)? {
         return Err(Refusal::Replaced);
     }
     // The flag is cleared before the offer: a page that is made again meanwhile sets it again.
@@ -311,7 +315,7 @@ pub(super) fn tell_again(claim: &mut Claim) -> Result<(), Refusal> {
         // the range offered and watched meanwhile.
         if let Err(errno) = unsafe { advise::free(piece) } {
             claim.set(flag::MADE_AGAIN);
-            return Err(Refusal::not_freed(errno));
+            return Err(Refusal::not_freed(piece, errno));
         }
     }
     Ok(())
@@ -397,7 +401,7 @@ pub(super) fn purge(claim: &mut Claim) -> Result<usize, Refusal> {
     if !is_unsure(claim) {
         // Only the offered parts are watched.
         let told = offered_parts(claim)?;
-        if changes::is_same_memory(claim, kind(claim), &told)? {
+        if changes::is_same_memory(claim, kind(claim), &told).map_err(Refusal::Changed)? {
             claim.clear(flag::MADE_AGAIN);
             // SAFETY: the parts are offered, so the program has given up their contents.
             unsafe { page_out(&told, pagemap.as_ref()) }
@@ -433,7 +437,7 @@ unsafe fn page_out(told: &[PageRange], pagemap: Option<&Pagemap>) -> Result<(), 
         let mut left = false;
         for part in told.iter() {
             // SAFETY: the caller promises that the contents are not needed.
-            unsafe { advise::free(*part) }.map_err(Refusal::not_freed)?;
+            unsafe { advise::free(*part) }.map_err(|errno| Refusal::not_freed(*part, errno))?;
             advise::page_out(*part)
                 .map_err(|errno| Refusal::Kernel("madvise(MADV_PAGEOUT)", errno))?;
             left |= match pagemap {

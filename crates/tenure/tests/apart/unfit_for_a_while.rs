@@ -42,6 +42,11 @@ fn what_was_locked_at_its_turn_is_offered_when_the_lock_ends() {
         assert_eq!(unsafe { libc::munlock(page, PAGE) }, 0);
         assert!(waited(|| nearly_all_may_go(at)), "{:?}", tenure::stats());
         assert_eq!(tenure::stats().offered_bytes, LEN as u64);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::mlock(page, PAGE) }, 0);
+        assert_eq!(buffer.purge_now().unwrap_err().kind(), ErrorKind::Locked);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlock(page, PAGE) }, 0);
         let pinned = buffer.pin().unwrap();
         assert!(pinned.outcome() == Outcome::Purged || pinned.iter().all(|byte| *byte == 7));
     });
