@@ -15,8 +15,9 @@ use std::ffi::CStr;
 use std::sync::atomic::{fence, AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use tenure::launcher;
 
-/// The most words that are watched. A second one is the number of objects in the first namespace.
-const MOST_WORDS: usize = 4;
+/// The most words that are watched. A second one is the number of objects in the first namespace. With
+/// more that are alike, none is: the count might be left out.
+const MOST_WORDS: usize = 8;
 /// No count of the loader's.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -49,7 +50,8 @@ pub fn watch(is_meant: &dyn Fn(&[u8]) -> bool) -> bool {
         let count = about.dlpi_adds;
         if listed == 0 {
             let alike = words.clone().filter(|word| value(*word) == count);
-            for (word, at) in LOADS.words.iter().zip(alike) {
+            let alike = alike.clone().nth(MOST_WORDS).is_none().then_some(alike);
+            for (word, at) in LOADS.words.iter().zip(alike.into_iter().flatten()) {
                 word.seen.store(count, Ordering::Relaxed);
                 word.at.store(at.cast_mut(), Ordering::Relaxed);
             }
