@@ -5,7 +5,7 @@
 //! would be this library. But the loader counts what it loads. In glibc the count is a word of the
 //! variable `_rtld_global`. So the words there that equal the count at the start are watched. While
 //! they stay as they are, nothing was loaded. If they have changed, the kernel tells which files are
-//! mapped. With another C library no word is found, and every call asks the kernel.
+//! mapped. Where no word is found, as with another C library, each free of a large block may ask it.
 
 #![allow(unsafe_code, reason = "reads the loader's variable")]
 
@@ -65,6 +65,10 @@ pub fn watch(is_meant: &dyn Fn(&[u8]) -> bool) -> bool {
         }
         true
     });
+    if listed == 0 || all < listed || all > 1 << 20 {
+        // A function of the program's, which does not tell the loader's count.
+        LOADS.words.iter().for_each(|word| word.at.store(std::ptr::null_mut(), Ordering::Relaxed));
+    }
     if listed != all {
         // The loader does not list those of other namespaces (`dlmopen`).
         LOADS.words.iter().for_each(|word| word.seen.store(UNKNOWN, Ordering::Relaxed));

@@ -3,11 +3,12 @@
 //! directly counts as a call, also if the program loads it later.
 
 use crate::errno::Errno;
+use crate::heap::Blocked;
 use crate::loads;
 use crate::serving::{ALLOCATIONS, MAPPINGS};
 use rustix::time::{clock_gettime, ClockId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tenure::pool::{self, NoReuse};
+use tenure::{launcher, pool};
 
 /// For the whole process: such a call was made, so the pool uses no page again.
 static ENDED: AtomicBool = AtomicBool::new(false);
@@ -23,9 +24,11 @@ pub fn end() {
 }
 
 /// The libraries make their calls by inline assembly. They are known by their files' names, because a
-/// lookup of a symbol that fails leaves its message to the program.
+/// lookup of a symbol that fails leaves its message to the program. The kernel also lists the queues
+/// themselves, whoever has made them.
 fn is_for_queues(file: &[u8]) -> bool {
-    file.starts_with(b"liburing") || file.starts_with(b"libaio")
+    const QUEUES: [&[u8]; 4] = [b"liburing", b"libaio", b"[io_uring]", b"[aio]"];
+    QUEUES.iter().any(|queues| file.starts_with(queues))
 }
 
 /// Called in the constructor.
@@ -40,30 +43,32 @@ fn is_of_use() -> bool {
 }
 
 /// Called before memory of the program goes back to the pool. The program may have loaded a library
-/// since. While the result lives, the pool uses no page again.
+/// since. As long as this thread does not know which, the pool uses no page again that it frees.
 #[inline]
-pub fn regard_new_libraries() -> Option<NoReuse> {
-    match loads::may_have_come() {
-        true => regard(),
-        false => None,
-    }
+pub fn regard_new_libraries() {
+    pool::set_reuse_of_this_thread(!loads::may_have_come() || knows_all());
 }
 
+/// Whether no library that was loaded so far makes such calls. `false`, too: it is not known.
 #[cold]
 #[inline(never)]
-fn regard() -> Option<NoReuse> {
+fn knows_all() -> bool {
     if !is_of_use() {
-        return None;
+        return false;
     }
     let _errno = Errno::keep();
-    let unknown = NoReuse::begin();
-    look_in_time();
-    loads::may_have_come().then_some(unknown)
+    // A handler may leave by a jump, and the descriptor would stay open.
+    let _signals = Blocked::all();
+    let mut knows = false;
+    // One thread looks. The others go on.
+    launcher::call_beside_forks(|| knows = look_in_time());
+    knows
 }
 
 /// Looks at what was loaded, but spends at most a fiftieth of the time so: a program may load a
-/// hundred libraries one after the other, and a look takes 0.3 µs for each of its mappings.
-fn look_in_time() {
+/// hundred libraries one after the other, and a look takes 0.5 µs for each of its mappings. Returns
+/// whether there is none of those.
+fn look_in_time() -> bool {
     /// For the whole process: when the last look ended, and the processor time that it took, in
     /// nanoseconds.
     static LAST: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -71,15 +76,17 @@ fn look_in_time() {
     let since = now_ns(ClockId::Monotonic).checked_sub(LAST.0.load(Ordering::Relaxed));
     // A child may live in a time namespace whose clock is behind.
     if since.is_some_and(|since| since < wait) {
-        return;
+        return false;
     }
     let begin = now_ns(ClockId::ThreadCPUTime);
-    if loads::look(&is_for_queues) == Ok(true) {
+    let found = loads::look(&is_for_queues);
+    if found == Ok(true) {
         end();
     }
     let taken = now_ns(ClockId::ThreadCPUTime).saturating_sub(begin);
     LAST.1.store(taken, Ordering::Relaxed);
     LAST.0.store(now_ns(ClockId::Monotonic), Ordering::Relaxed);
+    found == Ok(false)
 }
 
 fn now_ns(clock: ClockId) -> u64 {
@@ -90,7 +97,7 @@ fn now_ns(clock: ClockId) -> u64 {
 /// Called before the program unloads a library, which no later look would find.
 pub fn regard_before_unload() {
     if loads::may_have_come() && is_of_use() {
-        let _errno = Errno::keep();
+        let (_errno, _signals) = (Errno::keep(), Blocked::all());
         if loads::look(&is_for_queues) != Ok(false) {
             end();
         }

@@ -115,7 +115,7 @@ pub unsafe fn free_run(at: *mut c_void) {
     if confine::is_strict() {
         return;
     }
-    let _unknown = reuse::regard_new_libraries();
+    reuse::regard_new_libraries();
     if let Some(at) = NonNull::new(at.cast()) {
         if ALLOCATIONS.are_taught() {
             // SAFETY: the block is the program's, which gives it up.
@@ -304,7 +304,7 @@ pub unsafe fn realloc_run_with(
             return block;
         }
     }
-    let _unknown = reuse::regard_new_libraries();
+    reuse::regard_new_libraries();
     let from = ALLOCATIONS.from();
     // Half of the bound: a block that grows and shrinks around the bound must not move each time. A
     // request for zeros or an alignment stays in the pool, which can fulfil it.

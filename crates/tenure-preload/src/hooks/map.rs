@@ -266,7 +266,7 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
 #[cold]
 #[inline(never)]
 unsafe fn munmap_of_pool(at: *mut c_void, len: usize) -> Option<c_int> {
-    let _unknown = reuse::regard_new_libraries();
+    reuse::regard_new_libraries();
     let errno = Errno::keep();
     // SAFETY: the caller promises that nothing refers to the range any more.
     let done = unsafe { mapped::unmap(at as usize, len) };

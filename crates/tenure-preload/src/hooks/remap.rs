@@ -81,7 +81,7 @@ fn grown_in_pool(
     if !is_plain_growth(at as usize, old_len, new_len, flags) || !MAPPINGS.serves(new_len) {
         return None;
     }
-    let _unknown = reuse::regard_new_libraries();
+    reuse::regard_new_libraries();
     let errno = Errno::keep();
     // SAFETY: the program makes this call itself, so it uses the run under its new address from now
     // on.

@@ -21,6 +21,20 @@ fn a_library_for_queues_that_is_loaded_late_ends_reuse() {
     }
 }
 
+/// Then no word of the loader's is its count.
+#[test]
+fn a_library_that_tells_no_counts() {
+    let program = program!("loaded_queue.c");
+    let queue = program.plugin("queue_raw.c", "liburing-as.so", &[]);
+    let front = program.plugin("wrong_count.c", "front.so", &["-ldl"]);
+    let list = format!("{}:{}", library().display(), front.display());
+    for place in ["beside", "gone"] {
+        let mut command = program.under(ALL, None);
+        command.env("LD_PRELOAD", &list).arg(&queue).args(["allocate", place]);
+        done(place, &mut command);
+    }
+}
+
 /// The loader has a lock, and a thread that has it may wait for one that frees.
 #[test]
 fn nobody_waits_for_the_loader() {

@@ -1,7 +1,7 @@
 //! Forks: while a child is made, no list is half changed, and no run is half out of the pool.
 
 use super::reservation::{self, Reservation};
-use super::{central_list, class, counters, decay, leave, queue, settings, slot, thread_cache};
+use super::{central_list, class, counters, decay, leave, queue, slot, thread_cache};
 use crate::runtime::fork;
 use crate::runtime::lock::Rank;
 use crate::runtime::services::Service;
@@ -77,7 +77,6 @@ fn release_lists() {
 /// keeps the lists as that thread left them, because each change is one link.
 fn recover_lists() {
     leave::reset_in_child();
-    settings::reset_in_child();
     CLASSES.for_each(|class| {
         central_list::lock(class).reset_in_child();
     });

@@ -93,7 +93,7 @@ pub use end::{end, end_before_filter, has_ended, unused_address_bytes};
 pub use give_up::{give_up_addresses, spare_address_bytes};
 pub use lookup::owns;
 pub use raw::{alloc, free, realloc, usable_size};
-pub use settings::{settings, HugePages, NoReuse, Settings};
+pub use settings::{set_reuse_of_this_thread, settings, HugePages, Settings};
 pub use stats::{stats, PoolStats};
 pub use take_out::take_out;
 pub use with_small::WithSmall;

@@ -1,7 +1,8 @@
 //! The settings of the pool that a program may change.
 
 use crate::runtime::setting::{Bytes, Time};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// When runs get huge pages.
@@ -136,8 +137,6 @@ struct InForce {
     /// The number of a [`HugePages`].
     huge: AtomicU8,
     no_reuse: AtomicBool,
-    /// How many [`NoReuse`] there are.
-    holds: AtomicUsize,
 }
 
 /// For the whole process, as the pool is.
@@ -147,48 +146,29 @@ static IN_FORCE: InForce = InForce {
     warm_max: Bytes::unset(),
     huge: AtomicU8::new(0),
     no_reuse: AtomicBool::new(false),
-    holds: AtomicUsize::new(0),
 };
 
-/// Whether freed runs keep their pages. Costs two loads.
+thread_local! {
+    /// Each thread's own: it knows best what the kernel may still read of what it frees.
+    static NO_REUSE_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether runs that this thread frees keep their pages. Costs two loads.
 #[inline]
 pub(super) fn reuses() -> bool {
-    !IN_FORCE.no_reuse.load(Ordering::Relaxed) && IN_FORCE.holds.load(Ordering::Relaxed) == 0
+    !IN_FORCE.no_reuse.load(Ordering::Relaxed) && !NO_REUSE_HERE.get()
 }
 
-/// While it lives, runs that are freed do not keep their pages, as with
-/// [`Settings::with_reuse`]`(false)`. Costs an atomic addition at both ends.
+/// Sets whether the pages of runs that this thread frees are used again (default true), as
+/// [`Settings::reuse`] does for all threads. If one of both is `false`, they are not. Costs one store.
 ///
 /// ```
-/// let unknown = tenure::pool::NoReuse::begin(); // the kernel may still read what this thread frees
-/// drop(unknown);
+/// tenure::pool::set_reuse_of_this_thread(false); // the kernel may still read what it frees next
+/// tenure::pool::set_reuse_of_this_thread(true);
 /// ```
-#[derive(Debug)]
-pub struct NoReuse(());
-
-impl NoReuse {
-    /// Begins now, for all threads.
-    ///
-    /// ```
-    /// let _unknown = tenure::pool::NoReuse::begin();
-    /// ```
-    pub fn begin() -> NoReuse {
-        IN_FORCE.holds.fetch_add(1, Ordering::Relaxed);
-        NoReuse(())
-    }
-}
-
-impl Drop for NoReuse {
-    fn drop(&mut self) {
-        // A child of a signal handler, which returns to this thread, begins with none.
-        let less = |holds: usize| holds.checked_sub(1);
-        let _ = IN_FORCE.holds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    }
-}
-
-/// In a child none of the other threads' [`NoReuse`] ends.
-pub(super) fn reset_in_child() {
-    IN_FORCE.holds.store(0, Ordering::Relaxed);
+#[inline]
+pub fn set_reuse_of_this_thread(reuse: bool) {
+    NO_REUSE_HERE.set(!reuse);
 }
 
 /// Sets the settings. They take effect at the worker's next scan.
