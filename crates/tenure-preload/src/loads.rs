@@ -79,13 +79,14 @@ pub fn watch(is_meant: &dyn Fn(&[u8]) -> bool) -> bool {
 
 /// From now on [`may_have_come`] returns `false`.
 pub fn watch_no_more() {
-    LOADS.is_watched.store(false, Ordering::Relaxed);
+    // Whoever sees that also sees that no page is used again.
+    LOADS.is_watched.store(false, Ordering::Release);
 }
 
 /// Whether a library may have been loaded since the last look. Costs a few loads.
 #[inline]
 pub fn may_have_come() -> bool {
-    LOADS.is_watched.load(Ordering::Relaxed) && has_changed()
+    LOADS.is_watched.load(Ordering::Acquire) && has_changed()
 }
 
 #[inline]

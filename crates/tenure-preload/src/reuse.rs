@@ -98,7 +98,9 @@ fn now_ns(clock: ClockId) -> u64 {
 pub fn regard_before_unload() {
     if loads::may_have_come() && is_of_use() {
         let (_errno, _signals) = (Errno::keep(), Blocked::all());
-        if loads::look(&is_for_queues) != Ok(false) {
+        // Another thread may close the list's descriptor in the midst of a look.
+        let knows = || loads::look(&is_for_queues);
+        if knows().or_else(|_| knows()) != Ok(false) {
             end();
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! Calls that a program makes without the C library do not come here. Calls by `syscall` do.
 
-use super::ending;
+use super::{confine, ending};
 use crate::errno::{missing, Errno};
 use crate::{real, reuse};
 use rustix::fs::FileType;
@@ -24,7 +24,9 @@ pub fn regard_libraries() {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dlclose(library: *mut c_void) -> c_int {
-    reuse::regard_before_unload();
+    if !confine::is_strict() {
+        reuse::regard_before_unload();
+    }
     match real::dlclose() {
         // SAFETY: `next` is the C library's function of that name, and it gets the program's own
         // argument unchanged.

@@ -22,6 +22,17 @@ static void stale(size_t len) {
     CHECK(munmap(at, len) == 0);
 }
 
+static int is_mapped(const char *name) {
+    char line[512];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps))
+        found |= strstr(line, name) && strstr(line, "memfd:");
+    CHECK(fclose(maps) == 0);
+    return found;
+}
+
 static void sealed_at_once(size_t len) {
     int fd = memfd_create("deferral", MFD_ALLOW_SEALING);
     CHECK(fd >= 0 && ftruncate(fd, len) == 0);
@@ -29,8 +40,13 @@ static void sealed_at_once(size_t len) {
     CHECK(at != MAP_FAILED);
     memset(at, 1, len);
     CHECK(munmap(at, len) == 0);
-    CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0); /* EBUSY while anything maps it */
     CHECK(touch(at) == SIGSEGV);
+    CHECK(!is_mapped("deferral"));
+    /* EBUSY while anything maps it, and while the kernel has a page of it in hand itself. */
+    for (int n = 0; fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) != 0; n++) {
+        CHECK(errno == EBUSY && n < 1000);
+        sleep_ms(10);
+    }
     close(fd);
 }
 

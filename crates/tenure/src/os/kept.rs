@@ -38,8 +38,8 @@ pub(crate) struct Kept {
     times: AtomicU32,
 }
 
-/// For the whole process: its list of mappings, by one descriptor for all threads. For queries by
-/// address, and for one reader at a time: readers would move each other's position.
+/// For the whole process: its list of mappings, by one descriptor for all threads. Only for queries
+/// by address: readers would move each other's position.
 pub(crate) static MAPS: Kept = Kept::by(|| brief::open(c"/proc/thread-self/maps"));
 /// For the whole process: its page map, by one descriptor for all threads.
 pub(crate) static PAGEMAP: Kept = Kept::by(|| brief::open(c"/proc/thread-self/pagemap"));
@@ -121,7 +121,7 @@ impl Kept {
     /// Calls `ask` with a descriptor that is open for this question only. A signal handler may fork
     /// in the middle of it. In the child the descriptor shows the parent's state, so the child asks
     /// once more.
-    pub fn asked_briefly<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
+    fn asked_briefly<R>(&self, mut ask: impl FnMut(BorrowedFd<'_>) -> R) -> Result<R, Errno> {
         loop {
             let process = generation::current();
             let file = (self.open_low)()?;

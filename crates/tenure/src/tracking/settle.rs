@@ -92,7 +92,7 @@ pub(super) fn offer_or_again(claim: &mut Claim) -> Result<(), Refusal> {
     }
     // If this fails, the next scan tries again.
     match claim.is(flag::MADE_AGAIN).then(|| offer::tell_again(claim)) {
-        Some(Err(refusal @ Refusal::Kernel(..))) => Err(refusal),
+        Some(Err(refusal @ (Refusal::Kernel(..) | Refusal::Changed(_)))) => Err(refusal),
         _ => Ok(()),
     }
 }

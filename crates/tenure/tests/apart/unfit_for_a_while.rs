@@ -45,6 +45,7 @@ fn what_was_locked_at_its_turn_is_offered_when_the_lock_ends() {
         // SAFETY: as above.
         assert_eq!(unsafe { libc::mlock(page, PAGE) }, 0);
         assert_eq!(buffer.purge_now().unwrap_err().kind(), ErrorKind::Locked);
+        assert_eq!(buffer.offer_now().unwrap_err().kind(), ErrorKind::Locked);
         // SAFETY: as above.
         assert_eq!(unsafe { libc::munlock(page, PAGE) }, 0);
         let pinned = buffer.pin().unwrap();
