@@ -1,5 +1,7 @@
-/* A handler leaves mmap and munmap by siglongjmp; then another thread maps, and forks. */
+/* A handler leaves mmap and munmap by siglongjmp, also the first one after a library was loaded; then
+ * another thread maps, and forks. */
 #include "check.h"
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <sys/time.h>
 
@@ -44,7 +46,16 @@ static void every(int microseconds) {
     CHECK(setitimer(ITIMER_REAL, &time, NULL) == 0);
 }
 
-int main(void) {
+static int descriptors(void) {
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 2);
+    int before = descriptors();
     struct sigaction action = {.sa_handler = leave};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     sigset_t alarms;
@@ -59,6 +70,9 @@ int main(void) {
     volatile size_t turn = 0;
     time_t until = time(NULL) + 10;
     while (jumps < sweep(500, 5000) && time(NULL) < until) {
+        static void *library;
+        CHECK(!library || dlclose(library) == 0);
+        CHECK((library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL)) != NULL);
         if (sigsetjmp(back, 1) == 0) {
             armed = 1;
             for (;;) {
@@ -69,6 +83,8 @@ int main(void) {
         }
     }
     every(0);
+    /* tenure has three of its own. */
+    CHECK(descriptors() <= before + 3);
     over = 1;
     CHECK(pthread_join(thread, NULL) == 0);
     puts("went on");

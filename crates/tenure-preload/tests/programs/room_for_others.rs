@@ -47,7 +47,9 @@ fn a_collector_forks_while_the_others_are_stopped() {
 
 #[test]
 fn calls_that_a_handler_leaves_by_a_jump() {
-    program!("left_by_a_jump.c").same_under_all_options();
+    let program = program!("left_by_a_jump.c");
+    let plugin = program.plugin("queue_raw.c", "libplugin.so", &[]);
+    program.with(&[&plugin]).same_under_all_options();
 }
 
 /// A fork does not wait for ever for a lock that is not tenure's: its owner may wait for the fork.
