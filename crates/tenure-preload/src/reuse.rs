@@ -57,7 +57,7 @@ fn knows_all() -> bool {
         return false;
     }
     let _errno = Errno::keep();
-    // A handler may leave by a jump, and the descriptor would stay open.
+    // A handler may leave by a jump, and the lock and the descriptor would stay behind.
     let _signals = Blocked::all();
     let mut knows = false;
     // One thread looks. The others go on.

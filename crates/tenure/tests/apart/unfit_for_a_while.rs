@@ -141,9 +141,9 @@ impl Watch {
 fn what_the_program_has_watched_can_be_unmarked() {
     needs_userfaultfd!();
     promised(this_test!(), || {
-        offer_soon();
         let watch = or_skip!(Watch::new());
         for registers_first in [false, true] {
+            never_offer();
             let mut map = filled(64);
             let (p, len) = (map.as_mut_ptr(), map.len());
             let register = || {
@@ -154,13 +154,14 @@ fn what_the_program_has_watched_can_be_unmarked() {
             if registers_first {
                 register();
             }
+            let before = tenure::stats().total.refused_offers;
             // SAFETY: the mapping lives on, and is not touched while it is marked.
             unsafe {
                 volatile::mark(p, len).unwrap();
                 if !registers_first {
                     register();
                 }
-                let before = tenure::stats().total.refused_offers;
+                offer_soon();
                 assert!(waited(|| tenure::stats().total.refused_offers > before));
                 let refused = volatile::offer_now(p, len).unwrap_err();
                 assert!(refused.to_string().contains("another userfaultfd"), "{refused}");
