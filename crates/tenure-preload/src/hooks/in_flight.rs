@@ -22,6 +22,7 @@ pub fn regard_libraries() {
     }
 }
 
+/// The kernel may go on reading for a library that is gone, and then nothing tells of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dlclose(library: *mut c_void) -> c_int {
     if !confine::is_strict() {
