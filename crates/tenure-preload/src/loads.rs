@@ -29,6 +29,24 @@ struct Word {
     seen: AtomicU64,
 }
 
+impl Word {
+    /// Its value. The count never falls: what falls is not watched any more.
+    fn now(&self) -> u64 {
+        // Read before the value: another thread may look, too, and store a later one.
+        let seen = self.seen.load(Ordering::Relaxed);
+        let at = self.at.load(Ordering::Relaxed);
+        if at.is_null() {
+            return UNKNOWN;
+        }
+        fence(Ordering::Acquire);
+        let now = value(at);
+        if seen != UNKNOWN && now < seen {
+            self.at.store(std::ptr::null_mut(), Ordering::Relaxed);
+        }
+        now
+    }
+}
+
 struct Loads {
     is_watched: AtomicBool,
     words: [Word; MOST_WORDS],
@@ -115,15 +133,13 @@ fn value(word: *const u64) -> u64 {
 /// if the kernel does not tell. If none is meant, [`may_have_come`] returns `false` until the next
 /// load.
 pub fn look(is_meant: &dyn Fn(&[u8]) -> bool) -> Result<bool, Errno> {
-    let mut values = [UNKNOWN; MOST_WORDS];
-    watched().zip(&mut values).for_each(|((at, _), seen)| *seen = value(at));
+    let values = LOADS.words.each_ref().map(Word::now);
     // The loader counts an object after it has mapped it, so all that are counted so far are found.
     fence(Ordering::Acquire);
     let found = launcher::any_mapped_file(is_meant)?;
     if !found {
-        watched()
-            .zip(values)
-            .for_each(|((_, word), seen)| word.seen.store(seen, Ordering::Relaxed));
+        let words = LOADS.words.iter().zip(values);
+        words.for_each(|(word, now)| word.seen.store(now, Ordering::Relaxed));
     }
     Ok(found)
 }

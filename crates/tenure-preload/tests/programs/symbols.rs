@@ -42,6 +42,14 @@ fn the_loader_is_the_programs() {
     }
 }
 
+/// A program's own functions may need a lock under which it frees.
+#[test]
+fn functions_of_the_programs_own_are_not_called() {
+    let program = program!("own_calls.c");
+    let plugin = program.plugin("queue_raw.c", "libplugin.so", &[]);
+    program.with(&[&plugin]).same_under_all_options();
+}
+
 /// glibc's functions about its heap include the pool.
 #[test]
 fn trimming_and_counting() {
