@@ -23,8 +23,9 @@
  * of threads may call a function at once.
  *
  * A function that needs a pointer fails with EINVAL if it gets NULL. It fails with EIO for a bug inside
- * tenure that would end a Rust program with a panic. Callbacks must return: no longjmp, no
- * pthread_exit and no C++ exception may leave them.
+ * tenure that would end a Rust program with a panic. If malloc has no memory for the copy of a key or for
+ * tenure's records, which are small, the process may end with SIGABRT, as Rust programs do. Callbacks must
+ * return: no longjmp, no pthread_exit and no C++ exception may leave them.
  *
  * No function is a cancellation point, and no thread is cancelled inside one. A pthread_cancel that comes
  * meanwhile takes effect at the thread's next cancellation point, or, if the thread's type of cancellation
@@ -1303,8 +1304,9 @@ int tenure_purge_now(void *addr, size_t len);
 int tenure_forget(void *addr, size_t len);
 
 /**
- * Returns 1 if any page of the range is volatile, and 0 if none is. Returns 0, too, if the range
- * is empty, unaligned or wrapping, because no such range can be marked.
+ * Returns 1 if any page of the range is marked and not unmarked since, and 0 if none is: the memory
+ * of objects (tenure_volatile_new, caches) does not count. Returns 0, too, if the range is empty,
+ * unaligned or wrapping, because no such range can be marked.
  */
 int tenure_is_volatile(const void *addr, size_t len);
 
@@ -1374,11 +1376,13 @@ void tenure_volatile_free(struct tenure_volatile *v);
  * whatever the size. If it is offered, as tenure_mnovolatile.
  *
  * Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
- * tries again. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread
+ * tries again. EIO, too, if there are 500,000 pins. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread
  * that does. ENOMEM: no memory for pages that a fork shares. After an error the buffer is not
  * pinned by this call, and nothing is lost.
  */
-TENURE_MUST_USE int tenure_volatile_pin(struct tenure_volatile *v, void **bytes);
+TENURE_MUST_USE
+int tenure_volatile_pin(struct tenure_volatile *v,
+                        void **bytes);
 
 /**
  * Removes a pin: call it exactly once for each tenure_volatile_pin that did not fail.
@@ -2088,8 +2092,8 @@ int tenure_populate_wait(const struct tenure_populating *p, int timeout_ms);
 
 /**
  * Waits until the populate is over, frees the handle, and returns the result that tenure_populate
- * would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The
- * handle is freed unless the call fails with EINVAL.
+ * would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. Whatever
+ * the call returns, the handle is freed.
  *
  * Errors: as tenure_populate. ECANCELED also: in a child made by fork.
  */
@@ -2468,7 +2472,8 @@ int tenure_configure(const struct tenure_settings *settings);
  * longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock, and other
  * calls that the kernel allows only to a process with one thread, or that take effect for the
  * calling thread alone. The next call that needs a thread starts it anew, with the rights of its
- * caller. Until then marked ranges stay marked.
+ * caller. Until then marked ranges stay marked. The threads of tenure_populate_start,
+ * tenure_lock_gradually and tenure_lock_within are not among them: end those calls first.
  *
  * Returns 0 if they have ended. Returns 1 if they have not: an object has a refill callback, and a
  * thread that touches its purged pages waits for these threads (none was ended; free such objects

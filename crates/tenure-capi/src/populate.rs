@@ -415,8 +415,8 @@ pub unsafe extern "C" fn tenure_populate_wait(
 }
 
 /// Waits until the populate is over, frees the handle, and returns the result that tenure_populate
-/// would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. The
-/// handle is freed unless the call fails with EINVAL.
+/// would return. `result` may be NULL. Call tenure_populate_cancel before to end it sooner. Whatever
+/// the call returns, the handle is freed.
 ///
 /// Errors: as tenure_populate. ECANCELED also: in a child made by fork.
 #[unsafe(no_mangle)]
@@ -429,10 +429,9 @@ pub unsafe extern "C" fn tenure_populate_end(
         // neither ended nor detached, and does not use it afterwards. `result` is NULL, or has as
         // many writable bytes as its size field says.
         unsafe {
-            let size = room(result)?;
             background(p)?;
-            let populating = Box::from_raw(p);
-            tell(result, size, populating.background.wait())
+            let outcome = Box::from_raw(p).background.wait();
+            tell(result, room(result)?, outcome)
         }
     })
 }

@@ -169,8 +169,9 @@ pub unsafe extern "C" fn tenure_forget(addr: *mut c_void, len: usize) -> c_int {
     })
 }
 
-/// Returns 1 if any page of the range is volatile, and 0 if none is. Returns 0, too, if the range
-/// is empty, unaligned or wrapping, because no such range can be marked.
+/// Returns 1 if any page of the range is marked and not unmarked since, and 0 if none is: the memory
+/// of objects (tenure_volatile_new, caches) does not count. Returns 0, too, if the range is empty,
+/// unaligned or wrapping, because no such range can be marked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_is_volatile(addr: *const c_void, len: usize) -> c_int {
     status("tenure_is_volatile", || Ok(c_int::from(volatile::is_volatile(addr.cast(), len))))

@@ -88,7 +88,8 @@ pub unsafe extern "C" fn tenure_configure(settings: *const tenure_settings) -> c
 /// longer counts them. Call it before unshare, setns, capset, a seccomp filter, Landlock, and other
 /// calls that the kernel allows only to a process with one thread, or that take effect for the
 /// calling thread alone. The next call that needs a thread starts it anew, with the rights of its
-/// caller. Until then marked ranges stay marked.
+/// caller. Until then marked ranges stay marked. The threads of tenure_populate_start,
+/// tenure_lock_gradually and tenure_lock_within are not among them: end those calls first.
 ///
 /// Returns 0 if they have ended. Returns 1 if they have not: an object has a refill callback, and a
 /// thread that touches its purged pages waits for these threads (none was ended; free such objects

@@ -234,16 +234,17 @@ pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-pub(crate) fn section_begins() {
+pub(crate) fn section_begins(_counter: usize) {
     SECTIONS.with(|sections| sections.set(sections.get() + 1));
 }
 
-pub(crate) fn section_ends() {
+pub(crate) fn section_ends(_counter: usize) {
     SECTIONS.with(|sections| sections.set(sections.get() - 1));
 }
 
-pub(crate) fn sections_open() -> u32 {
-    SECTIONS.with(Cell::get)
+/// No model forks in a section.
+pub(crate) fn sections_in(_counter: usize) -> Option<u64> {
+    SECTIONS.with(|sections| (sections.get() == 0).then_some(0))
 }
 
 pub(crate) fn own_harvests() -> u32 {

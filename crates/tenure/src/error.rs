@@ -134,6 +134,12 @@ impl Error {
                 ErrorKind::OutOfMemory,
                 "free memory, raise the memory limit, or raise vm.max_map_count",
             ),
+            rustix::io::Errno::AGAIN if syscall == "mmap" => {
+                let why = "the process locks its new mappings (mlockall), and this one would pass \
+                           the limit on locked memory (RLIMIT_MEMLOCK)";
+                let remedy = "raise the limit (ulimit -l), or unlock memory";
+                return Error::new(ErrorKind::LockLimit, call, why, remedy);
+            }
             rustix::io::Errno::FBIG => {
                 (ErrorKind::System, "raise the limit of file sizes (ulimit -f), or ask for less")
             }

@@ -182,7 +182,9 @@ pub fn ends_with_the_last_thread() -> bool {
 /// rights of its caller.
 ///
 /// Until then marked ranges stay marked, and later calls of the program give back blocks freed to
-/// the [`pool`].
+/// the [`pool`]. The threads of a [populate](populate::Populate::start),
+/// [`lock::gradually`](lock::gradually()) and [`lock::within`](lock::within()) are not among them: end
+/// those first.
 ///
 /// `false`: they have not ended, for one of these reasons.
 /// - An object has a refill function: a thread that touches its purged pages waits for tenure's

@@ -28,11 +28,16 @@ pub(crate) fn since(began: Instant) -> Duration {
 /// The most harvests of one thread, one inside another.
 pub(crate) const HARVESTS: usize = 32;
 
+/// The most sections of one thread that are noted, one inside another.
+const SECTIONS: usize = 32;
+
 /// The calling thread's counts of the sections that it is in.
 struct Own {
     claims: Cell<u32>,
     /// Open sections of the epochs of tables.
-    sections: Cell<u32>,
+    sections: Cell<usize>,
+    /// Which counter of an epoch each open section is counted in.
+    sections_of: [Cell<usize>; SECTIONS],
     harvests: Cell<u32>,
     /// Which cache each harvest is of.
     harvests_of: [Cell<usize>; HARVESTS],
@@ -49,6 +54,7 @@ thread_local! {
         Own {
             claims: Cell::new(0),
             sections: Cell::new(0),
+            sections_of: [const { Cell::new(0) }; SECTIONS],
             harvests: Cell::new(0),
             harvests_of: [const { Cell::new(0) }; HARVESTS],
             counting: Cell::new(0),
@@ -100,21 +106,51 @@ pub(crate) fn barrier_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// The calling thread begins to read shared data in an epoch. A fork reads this count by
-/// [`sections_open`].
+/// The calling thread begins to read shared data in an epoch, and is about to count itself in the
+/// counter at this address. A fork reads this note by [`sections_in`].
 #[inline(always)]
-pub(crate) fn section_begins() {
-    OWN.with(|own| own.sections.set(own.sections.get() + 1));
+pub(crate) fn section_begins(counter: usize) {
+    OWN.with(|own| {
+        let open = own.sections.get();
+        if let Some(note) = own.sections_of.get(open) {
+            note.set(counter);
+        }
+        own.sections.set(open + 1);
+    });
 }
 
-/// The calling thread ends the section that [`section_begins`] began.
+/// The calling thread ends a section that [`section_begins`] began, after it has uncounted itself.
 #[inline(always)]
-pub(crate) fn section_ends() {
-    OWN.with(|own| own.sections.set(own.sections.get() - 1));
+pub(crate) fn section_ends(counter: usize) {
+    OWN.with(|own| {
+        let last = own.sections.get() - 1;
+        if own.sections_of.get(last).is_some_and(|note| note.get() != counter) {
+            swap_with_last(&own.sections_of[..=last], counter);
+        }
+        own.sections.set(last);
+    });
 }
 
-/// How many sections the calling thread is in: more than 0 only if a key's code forks.
-pub(crate) fn sections_open() -> u32 {
+/// A section ended before one that began later.
+#[cold]
+fn swap_with_last(notes: &[Cell<usize>], counter: usize) {
+    if let Some(ended) = notes.iter().rev().find(|note| note.get() == counter) {
+        ended.swap(&notes[notes.len() - 1]);
+    }
+}
+
+/// How many sections the calling thread is in that are counted at this address: more than 0 only
+/// if the program's code runs in them. `None`: more sections are open than are noted.
+pub(crate) fn sections_in(counter: usize) -> Option<u64> {
+    OWN.with(|own| {
+        let open = own.sections_of.get(..own.sections.get())?;
+        Some(open.iter().filter(|note| note.get() == counter).count() as u64)
+    })
+}
+
+/// How many sections the calling thread is in.
+#[cfg(test)]
+pub(crate) fn sections_open() -> usize {
     OWN.with(|own| own.sections.get())
 }
 

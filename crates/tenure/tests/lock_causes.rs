@@ -7,7 +7,7 @@ mod lock_kit;
 use lock_kit::*;
 use std::os::fd::AsRawFd;
 use tenure::lock::{self, State, When};
-use tenure::{Error, ErrorKind};
+use tenure::{Cache, Error, ErrorKind};
 use tenure_testkit::hugetlb::MoreHugePages;
 use tenure_testkit::map_count::Filler;
 use tenure_testkit::{as_nobody, in_child, or_skip, run_child, skip, this_test, MemoryCgroup};
@@ -306,6 +306,28 @@ fn the_limit_with_all_its_numbers() {
         drop(first);
         set_limit(0, 32 * PAGE as u64);
         fails(&area, When::Now, ErrorKind::LockLimit, libc::EPERM, &["the soft limit is 0"]);
+    });
+}
+
+/// Under `mlockall(MCL_FUTURE)` the kernel refuses a mapping of the whole length.
+#[test]
+fn the_limit_that_a_new_mapping_would_pass() {
+    as_each_user(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let limit = soft_limit().min(8 << 20);
+        set_limit(limit, limit);
+        // SAFETY: changes what later mappings are.
+        or_skip!(done(unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) }));
+        let (rights, kind) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new mappings, which stay.
+        let map = || unsafe { libc::mmap(std::ptr::null_mut(), 16 * PAGE, rights, kind, -1, 0) };
+        while map() != libc::MAP_FAILED {}
+        let error = tenure::Mapping::anonymous(2 << 20).unwrap_err();
+        assert_eq!((error.kind(), error.errno()), (ErrorKind::LockLimit, libc::ENOMEM), "{error}");
+        assert!(error.to_string().contains("RLIMIT_MEMLOCK"), "{error}");
+        let made = cache.get_or_insert_with(&1, || vec![7; 1000]).unwrap();
+        assert!(made[..] == [7; 1000] && !made.is_cached());
+        assert_eq!(cache.insert(1, &[7; 1000]).unwrap_err().errno(), libc::ENOMEM);
     });
 }
 

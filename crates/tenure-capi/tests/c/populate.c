@@ -209,6 +209,16 @@ static void background(void)
     FAILS(tenure_populate_end(b, &result), ECANCELED, "cancelled");
     CHECK(present(p, len) * PAGE == result.populated && result.populated < len);
 
+    /* A result that is no structure: the call waits all the same, and frees the handle. */
+    size_t *longer = (void *)map(2 * PAGE);
+    longer[0] = 2 * PAGE;
+    CHECK(tenure_discard(p, len) == 0);
+    b = tenure_populate_start(p, len, TENURE_POPULATE_WRITE, &opts);
+    CHECK(b != NULL);
+    FAILS(tenure_populate_end(b, (void *)longer), E2BIG, "size");
+    CHECK(present(p, len) == len / PAGE);
+
+    CHECK(tenure_discard(p, len) == 0);
     b = tenure_populate_start(p, MIB, TENURE_POPULATE_WRITE, NULL);
     CHECK(b != NULL && tenure_populate_detach(b) == 0);
     while (present(p, MIB) < MIB / PAGE)

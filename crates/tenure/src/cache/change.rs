@@ -96,8 +96,8 @@ fn outdate<K>(flights: &Flights<K>, hash: u32) {
     flights.outdate(number(hash), |other| other == hash);
 }
 
-/// Returns the cause, or `Purged` if the value is gone already: only purged values leave their keys
-/// behind.
+/// Returns the cause, or `Purged` if the value is gone already: purged values leave their keys behind.
+/// (So does one that is inserted in the midst of a `clear`, and goes with its segment.)
 fn cause<K, S>(inner: &Inner<K, S>, place: Place, cause: RemovalCause) -> RemovalCause {
     if inner.stale(place) {
         RemovalCause::Purged

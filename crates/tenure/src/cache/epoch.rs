@@ -8,7 +8,8 @@
 //! counter at zero, it leads new readers to that counter, so that the other one empties.
 
 use crate::sync::{
-    barrier_after_rmw, fence, section_begins, section_ends, AtomicU32, AtomicU64, Ordering,
+    barrier_after_rmw, fence, section_begins, section_ends, sections_in, AtomicU32, AtomicU64,
+    Ordering,
 };
 
 /// The low bits of a counter: readers now. The high bits: lookups ever, for the statistics.
@@ -48,8 +49,8 @@ impl Epoch {
     /// writers' lock and tries again.
     #[inline]
     pub fn enter(&self, lookup: bool) -> Option<usize> {
-        section_begins();
         let at = self.current.load(Ordering::Relaxed) as usize & 1;
+        section_begins(self.address_of(at));
         let one = if lookup { LOOKUP + 1 } else { 1 };
         self.counters[at].fetch_add(one, Ordering::SeqCst);
         // What this reader reads from here on, it reads after it was counted.
@@ -58,8 +59,13 @@ impl Epoch {
             return Some(at);
         }
         self.counters[at].fetch_sub(one, Ordering::SeqCst);
-        section_ends();
+        section_ends(self.address_of(at));
         None
+    }
+
+    #[inline]
+    fn address_of(&self, at: usize) -> usize {
+        std::ptr::from_ref(&self.counters[at]).addr()
     }
 
     /// Keeps new readers out if there are none now. Returns `true` if the caller may move what
@@ -86,7 +92,7 @@ impl Epoch {
     #[inline]
     pub fn leave(&self, at: usize) -> bool {
         let before = self.counters[at].fetch_sub(1, Ordering::SeqCst);
-        section_ends();
+        section_ends(self.address_of(at));
         // Either this sees `pending`, or the thread that sets it sees that the reader is gone.
         barrier_after_rmw();
         before & READERS == 1 && self.pending.load(Ordering::Relaxed) != 0
@@ -125,11 +131,16 @@ impl Epoch {
         self.counters.iter().map(|c| c.load(Ordering::Relaxed) / LOOKUP).sum()
     }
 
-    /// Forgets the parent's readers, which do not exist in a forked child. The child's only thread
-    /// reads nothing.
-    pub fn forget_readers(&self) {
-        for counter in &self.counters {
-            counter.fetch_and(!READERS, Ordering::SeqCst);
+    /// Forgets the parent's readers, which do not exist in a forked child. The child's only thread,
+    /// the caller, reads if it forked inside a key's code.
+    pub fn forget_other_readers(&self) {
+        for at in 0..2 {
+            let counter = &self.counters[at];
+            let before = counter.load(Ordering::SeqCst);
+            let readers = before & READERS;
+            // A signal handler forks at any point: a section is noted first, and counted then.
+            let own = sections_in(self.address_of(at)).map_or(readers, |own| own.min(readers));
+            counter.store(before - readers + own, Ordering::SeqCst);
         }
     }
 }

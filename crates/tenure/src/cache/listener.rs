@@ -27,7 +27,8 @@ pub enum RemovalCause {
     /// The cache dropped it to make room.
     #[doc(alias = "Size")]
     Evicted,
-    /// The kernel took its memory.
+    /// The kernel took its memory. Also a value that was inserted while another thread cleared the
+    /// cache, and that went with the values before.
     Purged,
 }
 

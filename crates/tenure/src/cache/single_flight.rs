@@ -22,8 +22,8 @@ struct Flight<K> {
     done: Futex,
     /// The tasks that wait for it.
     tasks: Tasks,
-    /// The key was changed since the flight began. It is set and read under the writers' lock of
-    /// its shard.
+    /// The key was changed since the flight began, or may have been: the flight is not in the list
+    /// any more. It is read under the writers' lock of its shard, and set under it or before it.
     outdated: AtomicBool,
 }
 
@@ -172,7 +172,10 @@ impl<K: Eq> Flights<K> {
                 mine = Some(flight);
                 continue;
             }
+            // Its maker is one of the parent's threads. If it is the one that forked, its value may
+            // still come, and no change of the key finds this flight from now on.
             let stale = found.and_then(|gone| all.remove(gone));
+            stale.iter().for_each(|gone| gone.outdated.store(true, Ordering::Relaxed));
             let list = all.of(hash);
             list.flights.push(flight.clone());
             list.added += 1;

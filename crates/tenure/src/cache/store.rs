@@ -194,8 +194,9 @@ where
                 drop(key);
                 self.shards.harvest();
                 match error.kind() {
-                    ErrorKind::OutOfMemory => Ok(Value::own(bytes, false)),
-                    _ => Err(error),
+                    // No cache takes so long a value.
+                    ErrorKind::BadRange => Err(error),
+                    _ => Ok(Value::own(bytes, false)),
                 }
             }
         }

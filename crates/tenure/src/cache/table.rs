@@ -18,7 +18,7 @@ use super::harvesting::Harvests;
 use super::listener::{Listener, RemovalCause};
 use super::place::Place;
 use super::removed::Retired;
-use crate::sync::{sections_open, AtomicPtr, Guard, Lock, Ordering, Rank};
+use crate::sync::{AtomicPtr, Guard, Lock, Ordering, Rank};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
@@ -483,11 +483,7 @@ impl<K> Table<K> {
     /// Forgets the parent's readers in a forked child, whose only thread is the caller.
     pub fn reset_in_child(&self) {
         self.harvests.reset_in_child();
-        // A thread that forked inside a key's code still reads. Then the counters stay as they are,
-        // and what the child removes may never be freed.
-        if sections_open() == 0 {
-            self.epoch.forget_readers();
-        }
+        self.epoch.forget_other_readers();
     }
 
     /// Frees the lock in a child whose fork handlers did not run. Returns `true` if it was held:

@@ -382,8 +382,9 @@ fn unmark_and_forget(range: PageRange, has_lost: &mut bool) -> Result<()> {
     }
 }
 
-/// Returns whether any page of the range is volatile. tenure's calls that lock memory check this
-/// first.
+/// Returns whether any page of the range is marked, and not unmarked since. tenure's calls that
+/// lock, populate or discard memory check this first. The memory of a
+/// [`Volatile`](super::Volatile) or a cache does not count: pin it before such a call.
 ///
 /// ```
 /// let memory = tenure::Mapping::anonymous(1 << 20)?;

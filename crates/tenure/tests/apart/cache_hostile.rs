@@ -263,6 +263,44 @@ fn a_fork_inside_make() {
     });
 }
 
+/// A fork inside `make`: what another thread of the child inserts meanwhile is newer.
+#[test]
+fn another_thread_of_the_child_of_a_fork_inside_make() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let mut pid = -1;
+        let value = cache.get_or_insert_with(&1, || {
+            // SAFETY: the child uses the cache and ends without unwinding.
+            pid = unsafe { libc::fork() };
+            assert!(pid >= 0);
+            if pid == 0 {
+                let others = || {
+                    let made = cache.get_or_insert_with(&1, || vec![2]).unwrap();
+                    assert!(made[..] == [2] && made.is_cached());
+                    drop(made);
+                    cache.insert(1, &[3]).unwrap();
+                };
+                std::thread::scope(|scope| scope.spawn(others).join().unwrap());
+            }
+            vec![1]
+        });
+        let value = value.unwrap();
+        assert_eq!(value[..], [1]);
+        assert_eq!(value.is_cached(), pid != 0);
+        drop(value);
+        if pid == 0 {
+            let newest = cache.get(&1).unwrap()[..] == [3];
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!newest)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        assert_eq!(cache.get(&1).unwrap()[..], [1]);
+    });
+}
+
 /// Large values and a thread that forks: no thread waits for another for ever.
 #[test]
 fn forks_beside_large_values() {

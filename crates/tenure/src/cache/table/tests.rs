@@ -1,5 +1,6 @@
 use super::*;
 use crate::cache::place::Place;
+use crate::sync::sections_open;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -391,6 +392,29 @@ fn a_child_drops_keys_although_a_thread_of_its_parent_was_reading() {
     table.reset_in_child();
     table.harvest();
     assert_eq!(Arc::strong_count(&counted), 1);
+}
+
+/// A key's code forks: the child has the section in which that code runs, and no other.
+#[test]
+fn a_child_that_reads_itself_forgets_the_other_readers() {
+    let counted = Arc::new(());
+    let (table, other) = (table(), table());
+    put(&table, 5, Counted(1, counted.clone()), place(1));
+    put(&other, 5, 1, place(1));
+    std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(table.section(false))).join());
+    let (own, last) = (table.section(false), other.section(false));
+    assert!(table.remove(5, &Counted(1, counted.clone()), &()).is_some());
+    table.reset_in_child();
+    table.harvest();
+    assert_eq!(Arc::strong_count(&counted), 2, "the caller still reads the key");
+    drop(own);
+    assert_eq!(Arc::strong_count(&counted), 1);
+    assert_eq!(sections_open(), 1);
+    assert!(other.remove(5, &1, &()).is_some());
+    other.reset_in_child();
+    assert!(other.epoch.pending());
+    drop(last);
+    assert!(!other.epoch.pending());
 }
 
 #[test]
