@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Mapping, PageSize};
 use tenure_testkit::child::{takings_from_the_machine, undisturbed_with};
+use tenure_testkit::deadline::spawn_begun;
 use tenure_testkit::{in_child, Deadline, MemoryCgroup, Unavailable};
 
 pub const PAGE: usize = 4096;
@@ -95,7 +96,7 @@ fn env_of(group: &Option<MemoryCgroup>) -> Vec<(&'static str, &str)> {
 pub fn watchdog() {
     // Before any test counts its threads: the deadline has one, too.
     let (start, deadline) = (Instant::now(), Deadline::after(4 * PATIENCE));
-    std::thread::spawn(move || {
+    spawn_begun(move || {
         while !deadline.is_over() && start.elapsed() < LONGEST {
             std::thread::sleep(Duration::from_millis(50));
         }
