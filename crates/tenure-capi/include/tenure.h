@@ -1376,13 +1376,11 @@ void tenure_volatile_free(struct tenure_volatile *v);
  * whatever the size. If it is offered, as tenure_mnovolatile.
  *
  * Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
- * tries again. EIO, too, if there are 500,000 pins. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread
- * that does. ENOMEM: no memory for pages that a fork shares. After an error the buffer is not
- * pinned by this call, and nothing is lost.
+ * tries again. EIO, too, if there are 500,000 pins. EDEADLK: the refill callback pins the buffer
+ * that it makes, or waits for a thread that does. ENOMEM: no memory for pages that a fork shares.
+ * After an error the buffer is not pinned by this call, and nothing is lost.
  */
-TENURE_MUST_USE
-int tenure_volatile_pin(struct tenure_volatile *v,
-                        void **bytes);
+TENURE_MUST_USE int tenure_volatile_pin(struct tenure_volatile *v, void **bytes);
 
 /**
  * Removes a pin: call it exactly once for each tenure_volatile_pin that did not fail.

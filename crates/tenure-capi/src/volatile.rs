@@ -271,9 +271,9 @@ pub unsafe extern "C" fn tenure_volatile_free(v: *mut tenure_volatile) {
 /// whatever the size. If it is offered, as tenure_mnovolatile.
 ///
 /// Errors: EINVAL: NULL. EIO: the refill callback failed; the bytes are as before, and the next pin
-/// tries again. EIO, too, if there are 500,000 pins. EDEADLK: the refill callback pins the buffer that it makes, or waits for a thread
-/// that does. ENOMEM: no memory for pages that a fork shares. After an error the buffer is not
-/// pinned by this call, and nothing is lost.
+/// tries again. EIO, too, if there are 500,000 pins. EDEADLK: the refill callback pins the buffer
+/// that it makes, or waits for a thread that does. ENOMEM: no memory for pages that a fork shares.
+/// After an error the buffer is not pinned by this call, and nothing is lost.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn tenure_volatile_pin(

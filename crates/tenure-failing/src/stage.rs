@@ -102,23 +102,25 @@ pub fn allowed<T>(result: Result<T, Error>, documented: &[i32]) -> Option<T> {
     assert!(is_failing(), "an error although nothing is made to fail: {error}");
     ERRORS.fetch_add(1, Ordering::Relaxed);
     let injected = INJECTED.load(Ordering::Relaxed);
-    let of_system = matches!(
-        error.kind(),
-        ErrorKind::System | ErrorKind::OutOfMemory | ErrorKind::LockLimit | ErrorKind::Unsupported
-    );
+    let of_system =
+        matches!(error.kind(), ErrorKind::System | ErrorKind::OutOfMemory | ErrorKind::Unsupported);
+    // mmap has this errno for a process that locks what it maps.
+    let over_limit = injected == libc::EAGAIN
+        && (error.kind(), error.errno()) == (ErrorKind::LockLimit, libc::ENOMEM);
     let refused = REFUSED.get().is_some_and(|refused| {
         let unsupported = error.kind() == ErrorKind::Unsupported;
         println!("{TOLD}{error}");
         unsupported || of_system && refused.iter().any(|(_, errno)| *errno == error.errno())
     });
-    // The C library makes EAGAIN of a clone without memory, and tenure ENOMEM of an mmap over the
-    // limit on locked memory. A page that is said to be gone, and is there, cannot be refilled.
+    // The C library makes EAGAIN of a clone without memory. A page that is said to be gone, and is
+    // there, cannot be refilled.
     let follows = match (injected, error.errno()) {
-        (libc::ENOMEM, libc::EAGAIN) | (libc::EAGAIN, libc::ENOMEM) => true,
+        (libc::ENOMEM, libc::EAGAIN) => true,
         (libc::EFAULT | libc::EHWPOISON, libc::ENOENT) => true,
         (injected, errno) => injected == errno,
     };
-    let is_documented = documented.contains(&error.errno()) || of_system && follows || refused;
+    let is_documented =
+        documented.contains(&error.errno()) || of_system && follows || over_limit || refused;
     assert!(
         is_documented,
         "errno {} of {:?} is not documented: {error}",

@@ -90,7 +90,7 @@ impl Deadline {
 
 /// Starts a thread, and waits until its body runs. While a thread starts, it has a lock of Rust's runtime.
 /// If that runtime's handler for SIGBUS runs meanwhile, on another thread, the new thread pauses for ever,
-/// and all later ones wait for it (seen once in 600 runs of a test that sends itself SIGBUS).
+/// and all later ones wait for it: a test that sends itself SIGBUS hung three times in 8,000 turns.
 ///
 /// # Panics
 /// If no thread can be created.
