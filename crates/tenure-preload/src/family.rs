@@ -10,6 +10,7 @@
     reason = "shares memory with the children, and asks whether a process is there"
 )]
 
+use crate::kernel::kernel;
 use crate::{counters, keeper};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
@@ -80,7 +81,7 @@ pub fn tell_ancestor(totals: &[u64; TOTALS]) -> bool {
     let head = FAMILY.head.load(Ordering::Relaxed);
     let Some(sums) = sums().filter(|_| head != 0 && head != keeper::pid()) else { return false };
     // SAFETY: signal 0 is not sent; the kernel only checks that the process exists.
-    let is_there = unsafe { libc::syscall(libc::SYS_kill, head, 0) } == 0;
+    let is_there = unsafe { kernel!(libc::SYS_kill, head, 0) } == 0;
     if !is_there || sums.is_closed.load(Ordering::Acquire) {
         return false;
     }

@@ -62,9 +62,6 @@ pub fn constructor() {
     tenure::watch_forks();
     tenure::launcher::watch_forks();
     tenure::launcher::block_faults();
-    // At its first clock call, rustix looks up a symbol, which takes the loader's lock. That must
-    // not happen later, while this library holds a lock of its own.
-    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     drop(errno);
     let large = option(variable::LARGE, |text| launch::pool(text, launch::LARGE_DEFAULT)).flatten();
     let mmap = option(variable::MMAP, |text| launch::pool(text, launch::MMAP_DEFAULT)).flatten();

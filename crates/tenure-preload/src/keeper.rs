@@ -10,6 +10,7 @@
 
 use crate::errno::Errno;
 use crate::heap::Blocked;
+use crate::kernel::kernel;
 use crate::serving::ALLOCATIONS;
 use crate::{symbol, thread_end, tls};
 use std::ffi::c_void;
@@ -374,7 +375,7 @@ fn wait_for_the_starter(until: Instant) {
     let starter = START.starter_number.load(Ordering::Relaxed);
     if starter != 0 {
         // SAFETY: signal 0 is not sent; the kernel only checks that the thread exists.
-        let has_ended = || unsafe { libc::syscall(libc::SYS_tgkill, pid(), starter, 0) } < 0;
+        let has_ended = || unsafe { kernel!(libc::SYS_tgkill, pid(), starter, 0) } < 0;
         wait(&has_ended, until);
         if has_ended() {
             let number = &START.starter_number;

@@ -44,6 +44,11 @@ int main(void) {
     keeps("unshare");
     setns(-1, 0);
     keeps("setns");
+    pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    CHECK(child > 0 && waitpid(child, NULL, 0) == child);
+    keeps("fork");
     CHECK(pipe(ends) == 0);
     vmsplice(ends[1], &(struct iovec){&one, sizeof one}, 1, 0);
     keeps("vmsplice");

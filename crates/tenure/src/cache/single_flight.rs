@@ -25,6 +25,8 @@ struct Flight<K> {
     /// The key was changed since the flight began, or may have been: the flight is not in the list
     /// any more. It is read under the writers' lock of its shard, and set under it or before it.
     outdated: AtomicBool,
+    /// [`Flights::losses`] when it began.
+    losses: u32,
 }
 
 /// The thread that makes a value, or [`NO_THREAD`] if a task makes it: a task moves between
@@ -51,6 +53,9 @@ pub(super) struct Flights<K> {
     /// The number of flights in the lists. In a child it includes flights of makers that do not
     /// exist there.
     count: AtomicU32,
+    /// How often the lists were lost, each time in a child without fork handlers. Changes find no
+    /// flight that began before.
+    losses: AtomicU32,
 }
 
 struct Lists<K> {
@@ -93,7 +98,11 @@ impl<K: Eq> Flights<K> {
     pub fn new() -> Flights<K> {
         let of_shards = std::array::from_fn(|_| List { flights: Vec::new(), added: 0 });
         let lists = Lists { of_shards, count: 0 };
-        Flights { all: Lock::new(Rank::SingleFlight, lists), count: AtomicU32::new(0) }
+        Flights {
+            all: Lock::new(Rank::SingleFlight, lists),
+            count: AtomicU32::new(0),
+            losses: AtomicU32::new(0),
+        }
     }
 
     /// Returns the right to make a value, or waits until another thread or task has made it.
@@ -157,7 +166,8 @@ impl<K: Eq> Flights<K> {
             let flight = mine.take().unwrap_or_else(|| {
                 let (done, outdated) = (Futex::new(0), AtomicBool::new(false));
                 let (key, tasks) = (key.to_owned(), Tasks::new());
-                Arc::new(Flight { key, hash, maker, done, tasks, outdated })
+                let losses = self.losses.load(Ordering::Relaxed);
+                Arc::new(Flight { key, hash, maker, done, tasks, outdated, losses })
             });
             let mut all = self.all.lock();
             let list = all.of(hash);
@@ -275,6 +285,7 @@ impl<K> Flights<K> {
             }
             all.count = 0;
             self.count.store(0, Ordering::SeqCst);
+            self.losses.fetch_add(1, Ordering::Relaxed);
         }
         held
     }
@@ -310,10 +321,12 @@ impl<K> Landing<'_, K> {
 
     /// Returns whether the key was inserted or removed since the flight began. The result is
     /// certain under the writers' lock of its shard. In a child that goes on with a task of the
-    /// parent's it is unknown: the flight may be out of the list, because other makers there ignore
-    /// it. Then it counts as outdated.
+    /// parent's, or has lost the lists, it is unknown: the flight may be out of the list. Then it
+    /// counts as outdated.
     pub fn is_outdated(&self) -> bool {
-        self.flight.outdated.load(Ordering::Relaxed) || !self.flight.maker.is_here()
+        self.flight.outdated.load(Ordering::Relaxed)
+            || !self.flight.maker.is_here()
+            || self.flight.losses != self.flights.losses.load(Ordering::Relaxed)
     }
 }
 
@@ -342,6 +355,19 @@ mod tests {
             Boarding::Make(landing) => landing,
             _ => panic!("no other thread makes {key}"),
         }
+    }
+
+    /// As in a child of a raw fork, while another thread of the parent had the lists.
+    #[test]
+    fn a_flight_that_was_lost_with_its_list_is_outdated() {
+        let flights = Flights::new();
+        let landing = make(&flights, 1);
+        std::thread::scope(|scope| scope.spawn(|| flights.hold()).join().unwrap());
+        assert!(!landing.is_outdated());
+        assert!(flights.recover());
+        assert!(landing.is_outdated());
+        drop(landing);
+        assert!(!make(&flights, 1).is_outdated());
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! give up its memory before such a call of the program's. It must not do so for a question of
 //! tenure's own about that memory, which may come while the memory is being offered. (rustix makes
 //! most system calls itself, too.) Calls that change a program's mapping do use the C library's
-//! functions, because another copy of tenure, the launcher's, has to see them.
+//! functions, because another copy of tenure, the launcher's, has to see them. Questions do not: a
+//! program may have functions of its own of these names, with a lock under which it frees.
 
 #![allow(unsafe_code, reason = "makes system calls")]
 
@@ -66,4 +67,17 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_
         -1 => Err(super::errno::last_errno()),
         result => Ok(result),
     }
+}
+
+/// Asks a file by ioctl(2), with a structure that the request is for.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// The structure is the request's, and the kernel may act on it.
+pub(crate) unsafe fn ioctl<T>(file: i32, request: u64, about: *mut T) -> Result<c_long, Errno> {
+    let arguments = [file.into(), request as c_long, about.addr() as c_long, 0, 0, 0];
+    // SAFETY: the caller promises that the kernel may act on the structure.
+    unsafe { call(libc::SYS_ioctl, arguments) }
 }

@@ -1,10 +1,10 @@
 //! The bounds that the kernel tells: of locked memory (`RLIMIT_MEMLOCK`, the bytes charged against it, and
 //! the exempt processes), of files, and the machine's memory.
 
-use super::errno::last_errno;
-use super::small_file;
+use super::{kernel, small_file};
 use rustix::io::Errno;
 use rustix::thread::{capabilities, CapabilitySet};
+use std::ffi::c_long;
 use std::fs;
 
 /// The limit on locked bytes; `None`: no limit.
@@ -21,13 +21,10 @@ pub(crate) struct Memlock {
 pub(crate) fn limit(resource: impl Into<i64>) -> Result<(Option<u64>, Option<u64>), Errno> {
     let resource: i64 = resource.into();
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-    let none = std::ptr::null::<libc::rlimit64>();
     // Not by the C library's function, which a program may have replaced.
+    let arguments = [0, resource as c_long, 0, (&raw mut limit).addr() as c_long, 0, 0];
     // SAFETY: the kernel writes one structure of its own layout, which lives through the call.
-    let asked = unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, none, &raw mut limit) };
-    if asked != 0 {
-        return Err(last_errno());
-    }
+    unsafe { kernel::call(libc::SYS_prlimit64, arguments) }?;
     let finite = |bytes: u64| (bytes != libc::RLIM64_INFINITY).then_some(bytes);
     Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))
 }

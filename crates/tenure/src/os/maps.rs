@@ -3,7 +3,7 @@
 use super::errno::last_errno;
 use super::maps_line::{parse_line, Mapping};
 use super::mlock::{self, Seen};
-use super::{brief, generation, kept, small_file};
+use super::{brief, generation, kept, kernel, small_file};
 use crate::range::PageRange;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
@@ -348,16 +348,10 @@ fn ask(addr: usize, name: &mut [u8]) -> Result<Option<Query>, Errno> {
                 vma_name_addr: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
                 ..Query::default()
             };
-            let (list, request) = (maps.as_raw_fd(), IOC_QUERY as libc::Ioctl);
             // SAFETY: the argument has the layout that the kernel defines and outlives the call. So
             // does the buffer for the name, whose length the kernel gets. Files other than lists of
             // mappings refuse the request's number.
-            let done = unsafe { libc::ioctl(list, request, &mut query) };
-            if done == 0 {
-                Ok(())
-            } else {
-                Err(last_errno())
-            }
+            unsafe { kernel::ioctl(maps.as_raw_fd(), IOC_QUERY, &raw mut query) }.map(drop)
         })?;
         match answer {
             Ok(()) => return Ok(Some(query)),

@@ -1,7 +1,8 @@
 //! PAGEMAP_SCAN (Linux 6.7): lists the parts of a range whose pages have the requested categories,
 //! from the page map of any process that the caller may read.
 
-use super::errno::{again, last_errno};
+use super::errno::again;
+use super::kernel;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 
@@ -79,15 +80,11 @@ pub(crate) fn ask(
         return_mask: wanted.told,
         ..Argument::default()
     };
-    let scan = PAGEMAP_SCAN as libc::Ioctl;
     // SAFETY: the argument has the layout that the kernel defines. It and the regions, whose number
     // it contains, outlive the call. Without the flag that protects pages against writing the call
     // only reads.
-    let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), scan, &mut argument) };
-    match usize::try_from(count) {
-        Ok(count) => Ok((count, argument.walk_end)),
-        Err(_) => Err(last_errno()),
-    }
+    let count = unsafe { kernel::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) }?;
+    Ok((count as usize, argument.walk_end))
 }
 
 /// Scans up to the range's end and calls `each` with each region, in order. `ask` makes one scan,

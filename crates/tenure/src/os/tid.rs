@@ -1,6 +1,6 @@
 //! The kernel's numbers of threads.
 
-use super::small_file;
+use super::{kernel, small_file};
 use std::ffi::CStr;
 use std::io::Write;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,8 +16,9 @@ pub(crate) fn own() -> i32 {
 pub(crate) fn has_ended(number: i32) -> bool {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     // SAFETY: signal 0 reaches no thread; the kernel only looks for the thread.
-    let found = unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) };
-    found < 0 && super::errno::last_errno() == rustix::io::Errno::SRCH
+    let found =
+        unsafe { kernel::call(libc::SYS_tgkill, [process.into(), number.into(), 0, 0, 0, 0]) };
+    found == Err(rustix::io::Errno::SRCH)
 }
 
 /// How much longer a thread is waited for while the kernel works for it. A thread that closes a source

@@ -9,7 +9,7 @@ use super::lock::{Lock, Rank};
 use super::services::{self, Service};
 use super::{refills, turn, worker};
 use crate::os::fork::{self, marker, word};
-use crate::os::{brief, fork_notes, kept, signal};
+use crate::os::{brief, clock, fork_notes, kept, signal};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,14 @@ extern "C" fn register_handlers() {
 /// registers the handlers. For the whole process: the loader calls it once.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = register_handlers;
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    register_handlers();
+    // At its first question for the time, rustix looks up a symbol, which takes the loader's lock. A
+    // fork asks with all of tenure's locks held, while another thread may load a library.
+    clock::monotonic();
+}
 
 extern "C" fn on_prepare() {
     if !WATCH.watched.load(Ordering::Acquire) {
