@@ -50,6 +50,34 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *before) {
     return syscall(SYS_rt_sigprocmask, how, set, before, 8) ? errno : 0;
 }
 
+int prctl(int what, ...) {
+    va_list more;
+    va_start(more, what);
+    long a[4];
+    for (int n = 0; n < 4; n++)
+        a[n] = va_arg(more, long);
+    va_end(more);
+    CHECK(!is_freeing);
+    return syscall(SYS_prctl, what, a[0], a[1], a[2], a[3]);
+}
+
+/* Unmaps memory with a hole, of several mappings, so that tenure asks the kernel about it. */
+static void unmap_pieces(void) {
+    char *place = mremap(map(4 * MIB), 4 * MIB, 6 * MIB, MREMAP_MAYMOVE);
+    CHECK(place != MAP_FAILED);
+    fill(place, 6 * MIB, 3);
+    CHECK(munmap(place + MIB, MIB) == 0);
+    CHECK(mprotect(place + 4 * MIB, MIB, PROT_READ) == 0);
+    is_freeing = 1;
+    CHECK(munmap(place, 6 * MIB) == 0);
+    is_freeing = 0;
+    char *whole = map(5 * MIB);
+    fill(whole, 5 * MIB, 4);
+    is_freeing = 1;
+    CHECK(munmap(whole, 5 * MIB) == 0);
+    is_freeing = 0;
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     for (int n = 0; n < 10; n++) {
@@ -68,6 +96,7 @@ int main(int count, char **arguments) {
         CHECK(munmap(mapped, 2 * MIB) == 0);
         CHECK(dlclose(library) == 0);
         is_freeing = 0;
+        unmap_pieces();
         /* tenure looks at new libraries from time to time only. */
         sleep_ms(20);
     }

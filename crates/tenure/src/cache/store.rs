@@ -16,6 +16,7 @@ use super::table::{Change, Section};
 use super::value::Value;
 use super::{pins, Inner};
 use crate::error::{Error, ErrorKind, Result};
+use crate::runtime::fork;
 use crate::text::text;
 use crate::tracking::backpressure;
 use std::borrow::Borrow;
@@ -70,6 +71,9 @@ where
         time_to_live: Option<Duration>,
         landing: Option<&Landing<'_, K>>,
     ) -> std::result::Result<(Option<Stored<'_>>, Spare<'_, K>), (K, Error)> {
+        // In a child without fork handlers the first lock may empty the cache, and with it room that
+        // was taken before.
+        fork::look();
         let left = Unfinished::new(&self.shards.harvests);
         let (room, need) = match self.room(hash, &key, value, time_to_live) {
             Ok(room) => room,

@@ -253,12 +253,10 @@ static SEALS: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// mseal(2), of Linux 6.10; its number is the same on every architecture.
 fn mseal(start: usize, len: usize) -> Result<(), Errno> {
-    const MSEAL: libc::c_long = 462;
+    const MSEAL: c_long = 462;
+    let arguments = [start as c_long, len as c_long, 0, 0, 0, 0];
     // SAFETY: the callers seal nothing, or a page of their own.
-    super::errno::kept(|| match unsafe { libc::syscall(MSEAL, start, len, 0usize) } {
-        0 => Ok(()),
-        _ => Err(super::errno::last_errno()),
-    })
+    unsafe { kernel::call(MSEAL, arguments) }.map(drop)
 }
 
 /// Returns whether [`may_be_unmapped_from`] recognises sealed mappings, or there are none. From
@@ -310,16 +308,11 @@ pub(crate) fn keep_from_children(hidden: PageRange) -> Result<(), Errno> {
 /// Gives the range a name in `/proc/self/maps`, where the kernel can (5.17, anonymous memory).
 pub(crate) fn name(hidden: PageRange) {
     const NAME: &std::ffi::CStr = c"tenure: retired";
+    let (set, what) = (libc::PR_SET_VMA.into(), libc::PR_SET_VMA_ANON_NAME as c_long);
+    let (start, len) = (hidden.start as c_long, hidden.len() as c_long);
+    let arguments = [set, what, start, len, NAME.as_ptr().addr() as c_long, 0];
     // SAFETY: the call names a mapping; the kernel copies the string.
-    unsafe {
-        libc::prctl(
-            libc::PR_SET_VMA,
-            libc::PR_SET_VMA_ANON_NAME as libc::c_ulong,
-            hidden.start,
-            hidden.len(),
-            NAME.as_ptr(),
-        )
-    };
+    let _ = unsafe { kernel::call(libc::SYS_prctl, arguments) };
 }
 
 /// Takes a page range of a hidden mapping out of memory, locked or not.

@@ -53,14 +53,17 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_
 }
 
 /// As above, by the C library: the launcher does not run on other machines.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub use shown_call as call;
+
+/// Makes a system call that changes a program's mapping, by the C library. Leaves `errno` alone.
 ///
 /// # Errors
 /// The kernel's.
 ///
 /// # Safety
 /// The kernel may act on these arguments.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_long, Errno> {
+pub unsafe fn shown_call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_long, Errno> {
     let _kept = super::errno::Kept::now();
     // SAFETY: the caller promises that the kernel may act on these arguments.
     match unsafe { libc::syscall(number, a, b, c, d, e, f) } {

@@ -1,6 +1,7 @@
 //! A SIGBUS handler that passes signals on to the handler before it.
 
 use super::errno::last_errno;
+use super::kernel;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -294,8 +295,10 @@ fn put_ours() -> Result<(), Errno> {
 
 /// Sends SIGBUS to a thread of this process.
 pub(crate) fn send_sigbus(thread: u32) {
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    let arguments = [process.into(), thread.into(), libc::SIGBUS.into(), 0, 0, 0];
     // SAFETY: tgkill takes numbers only; a thread that has ended gives ESRCH.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGBUS) };
+    let _ = unsafe { kernel::call(libc::SYS_tgkill, arguments) };
 }
 
 /// A thread's signal mask.

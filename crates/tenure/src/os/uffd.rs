@@ -8,10 +8,11 @@
 
 use super::brief::{self, Brief};
 use super::errno::last_errno;
-use super::{generation, wiped};
+use super::{generation, kernel, wiped};
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
+use std::ffi::c_long;
 use std::mem::ManuallyDrop;
 
 const UFFD_API: u64 = 0xAA;
@@ -100,15 +101,14 @@ const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
 /// although its seccomp profile refuses the call. `EPERM`/`ENOSYS`: refused.
 pub(crate) fn open(features: u64) -> Result<Userfaultfd, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-    // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as RawFd;
-    let fd = if fd >= 0 {
-        fd
-    } else {
-        let errno = last_errno();
-        open_device(flags).ok_or(errno)?
-    };
+    let fd = make(flags).or_else(|errno| open_device(flags).ok_or(errno))?;
     Userfaultfd(fd).agreed(features)
+}
+
+fn make(flags: i32) -> Result<RawFd, Errno> {
+    // SAFETY: userfaultfd takes flags and returns a new descriptor or an error.
+    let fd = unsafe { kernel::call(libc::SYS_userfaultfd, [flags.into(), 0, 0, 0, 0, 0]) }?;
+    Ok(fd as RawFd)
 }
 
 /// A userfaultfd in the program's descriptor table. Another thread may close its number at any time,
@@ -150,9 +150,9 @@ impl Drop for Userfaultfd {
 
 fn open_device(flags: i32) -> Option<RawFd> {
     let device = brief::open_device(c"/dev/userfaultfd").ok()?;
-    // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor or -1.
-    let fd = unsafe { libc::ioctl(device.number(), IOC_NEW as libc::Ioctl, flags) };
-    (fd >= 0).then_some(fd)
+    let arguments = [device.number().into(), IOC_NEW as c_long, flags.into(), 0, 0, 0];
+    // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor or an error.
+    unsafe { kernel::call(libc::SYS_ioctl, arguments) }.ok().map(|fd| fd as RawFd)
 }
 
 /// A userfaultfd, and the process on whose memory it acts. A child inherits the descriptor.
@@ -195,20 +195,19 @@ fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
 
 /// `argument`: valid for reading and writing.
 fn ioctl_at<T>(fd: RawFd, request: u64, argument: *mut T) -> Result<(), Errno> {
+    // Another copy of tenure, the launcher's, lets go of the memory.
+    let call = if request == IOC_REGISTER { kernel::shown_call } else { kernel::call };
+    let arguments = [fd.into(), request as c_long, argument.addr() as c_long, 0, 0, 0];
     loop {
-        // Not by the C library's function, by which the preloaded library watches the program.
         // SAFETY: each request in this module is paired with the structure that the kernel defines
         // for it. The callers of this function, all in this module, own that structure during the
         // call.
-        let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) };
-        if done >= 0 {
-            return Ok(());
-        }
-        match last_errno() {
+        match unsafe { call(libc::SYS_ioctl, arguments) } {
+            Ok(_) => return Ok(()),
             // The address space is being changed (a fork is under way), and the kernel wants a
             // retry.
-            Errno::AGAIN | Errno::INTR => std::thread::yield_now(),
-            errno => return Err(errno),
+            Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
+            Err(errno) => return Err(errno),
         }
     }
 }
@@ -308,12 +307,7 @@ fn open_for_all_faults(errno: Errno) -> Result<Userfaultfd, Errno> {
         return Err(errno);
     }
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: userfaultfd takes flags and returns a new descriptor or -1.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as RawFd;
-    if fd < 0 {
-        return Err(last_errno());
-    }
-    Userfaultfd(fd).agreed(0)
+    Userfaultfd(make(flags)?).agreed(0)
 }
 
 /// Opens a userfaultfd for questions, with which nothing is ever registered.

@@ -236,6 +236,36 @@ fn a_cache_that_grows_starts_the_background_thread_again() {
     });
 }
 
+/// A child whose fork handlers did not run empties a cache if another thread of its parent was changing
+/// it: before a value comes in.
+#[test]
+fn the_first_insert_of_a_raw_child_stays() {
+    promised(this_test!(), || {
+        let cache = Cache::<u64>::new().unwrap();
+        let done = AtomicBool::new(false);
+        let changes = |key| {
+            while !done.load(Ordering::Relaxed) {
+                put(&cache, key, 64);
+                cache.remove(&key);
+            }
+        };
+        let first = || {
+            // SAFETY: asks for a signal. The C library's malloc may be locked for ever in the child.
+            unsafe { libc::alarm(2) };
+            put(&cache, 7, 32);
+            assert!(cache.contains_key(&7));
+        };
+        let ended: Vec<_> = std::thread::scope(|scope| {
+            (100..102).for_each(|key| _ = scope.spawn(move || changes(key)));
+            let ended = (0..100).map(|_| raw_forked(first)).collect();
+            done.store(true, Ordering::Relaxed);
+            ended
+        });
+        let well = ended.iter().filter(|ended| **ended == Ended::Well).count();
+        assert!(well > 80 && !ended.contains(&Ended::Panicked), "{ended:?}");
+    });
+}
+
 /// Such a filter kills a child at the first thread that it makes.
 #[test]
 fn a_child_that_may_make_no_thread_uses_its_cache() {
