@@ -210,7 +210,10 @@ fn lazy_free(ran: &Ran) {
         assert!(faults > 50.0, "{faults}");
     }
     if launcher().is_some() {
-        assert!(beside(ebizzy, "tenure", "faults/record").unwrap() < 10.0, "{}", ran.text);
+        // On a busy machine the first record, which faults, may be one of a few.
+        let few = ran.median(ebizzy, "tenure") < 600.0;
+        let faults = beside(ebizzy, "tenure", "faults/record").unwrap();
+        assert!(faults < 10.0 || few, "{}", ran.text);
         assert!(ran.median("malloc-large", "tenure") > 0.0);
         assert!(ran.median("launcher's cost: copy", "--large=pool") > 0.0);
     }

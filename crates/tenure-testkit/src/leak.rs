@@ -51,10 +51,10 @@ impl LeakCheck {
         self
     }
 
-    /// Takes stock again; the error names the growth. Waits up to a second for it to settle,
+    /// Takes stock again; the error names the growth. Waits up to two seconds for it to settle,
     /// because a joined thread stays listed until the kernel has finished with it.
     pub fn finish(self) -> Result<(), String> {
-        let deadline = Instant::now() + Duration::from_secs(1);
+        let deadline = Instant::now() + Duration::from_secs(2);
         loop {
             let grown = self.grown(&Stock::take());
             if grown.is_empty() {

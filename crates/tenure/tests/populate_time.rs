@@ -138,24 +138,8 @@ fn what_is_detached_goes_on() {
 
 #[test]
 fn progress_never_goes_backwards() {
-    let raw = Raw::anonymous(512 * MIB / PAGE);
-    let mut seen: Vec<Progress> = Vec::new();
-    let report = Populate::new(raw.ptr(), raw.len, Access::Write)
-        .threads(2)
-        .huge_pages(HugePages::Leave)
-        .run_with(Duration::from_millis(2), |progress| seen.push(*progress))
-        .unwrap();
-    assert_eq!((report.populated, report.threads), (raw.len as u64, 2));
-    assert!(seen.len() > 3, "{seen:?}");
-    assert!(seen.windows(2).all(|w| w[0].populated <= w[1].populated), "{seen:?}");
-    assert!(seen.windows(2).all(|w| w[0].elapsed <= w[1].elapsed));
-    assert!(seen.iter().all(|p| p.bytes == raw.len as u64 && p.populated <= p.bytes));
-    assert_eq!(seen.last().unwrap().populated, raw.len as u64);
-    assert!(seen.iter().any(|p| p.populated > 0 && p.populated < p.bytes), "{seen:?}");
-    let last = seen.last().unwrap();
-    let average = last.populated as f64 / last.elapsed.as_secs_f64();
-    // The recent rate, which on a machine with other programs is not the average.
-    assert!(last.bytes_per_second as f64 > average / 10.0, "{last:?}, {average}");
+    // On a busy machine this thread, or a helper, may not run for most of a populate.
+    assert!((0..8).any(|_| progress_is_seen()));
     // Also from another thread, for one in the background.
     let raw = Raw::anonymous(256 * MIB / PAGE);
     let background = Populate::new(raw.ptr(), raw.len, Access::Write).start().unwrap();
@@ -172,6 +156,28 @@ fn progress_never_goes_backwards() {
     assert_eq!(background.wait().unwrap().populated, raw.len as u64);
 }
 
+/// Returns whether the populate was seen on its way, with its recent rate.
+fn progress_is_seen() -> bool {
+    let raw = Raw::anonymous(512 * MIB / PAGE);
+    let mut seen: Vec<Progress> = Vec::new();
+    let report = Populate::new(raw.ptr(), raw.len, Access::Write)
+        .threads(2)
+        .huge_pages(HugePages::Leave)
+        .run_with(Duration::from_millis(2), |progress| seen.push(*progress))
+        .unwrap();
+    assert_eq!((report.populated, report.threads), (raw.len as u64, 2));
+    assert!(seen.windows(2).all(|w| w[0].populated <= w[1].populated), "{seen:?}");
+    assert!(seen.windows(2).all(|w| w[0].elapsed <= w[1].elapsed));
+    assert!(seen.iter().all(|p| p.bytes == raw.len as u64 && p.populated <= p.bytes));
+    assert_eq!(seen.last().unwrap().populated, raw.len as u64);
+    let last = seen.last().unwrap();
+    let average = last.populated as f64 / last.elapsed.as_secs_f64();
+    // The recent rate, which on a machine with other programs is not the average.
+    let is_rate = last.bytes_per_second as f64 > average / 10.0;
+    println!("{average} {seen:?}");
+    seen.len() > 3 && is_rate && seen.iter().any(|p| p.populated > 0 && p.populated < p.bytes)
+}
+
 /// A child made by fork has none of the threads: it must neither hang nor report unknown facts.
 #[test]
 fn a_child_is_not_kept_waiting() {
@@ -179,10 +185,11 @@ fn a_child_is_not_kept_waiting() {
     let _alone = alone();
     let result = run_child(this_test!(), &[], || {
         let raw = eight_gib();
-        for way in 0..4 {
+        let mut way = 0;
+        while way < 4 {
             let asked = Populate::new(raw.ptr(), raw.len, Access::Write);
             let background = asked.deadline(Duration::from_millis(400)).start().unwrap();
-            while background.progress().populated == 0 {}
+            while background.progress().populated == 0 && !background.is_finished() {}
             // SAFETY: the child makes only the calls under test, and leaves by _exit.
             let child = unsafe { libc::fork() };
             if child == 0 {
@@ -203,12 +210,15 @@ fn a_child_is_not_kept_waiting() {
                 // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(if right { 0 } else { 1 }) };
             }
+            // On a busy machine its time may be over before the fork: the child knows the outcome then.
+            let is_early = !background.is_finished();
             let mut status = 0;
             // SAFETY: waits for the child just made, into a local.
             assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "way {way}");
+            assert!(status == 0 || !is_early, "way {way}: {status}");
             background.cancel();
             let _ = background.wait();
+            way += i32::from(is_early);
         }
     });
     assert!(result.finished(), "{}\n{}", result.status, result.output);

@@ -240,11 +240,11 @@ static void closed(void)
     int fd = ashmem_create_region("closed", SIZE);
     CHECK(fd >= 0 && mapped_from("closed") > 0 && close(fd) == 0);
     int ms = 0;
-    while (mapped_from("closed") > 0 && ms++ < 3000) {
+    while (mapped_from("closed") > 0 && ms++ < 60000) {
         struct timespec wait = { 0, 1000000 };
         nanosleep(&wait, NULL);
     }
-    CHECK(ms < 3000);
+    CHECK(ms < 60000);
     int again = ashmem_create_region("again", PAGE);
     CHECK(again == fd && ashmem_get_size_region(again) == (int)PAGE);
     CHECK(ashmem_unpin_region(again, 0, 0) == 0 && tenure_ashmem_purge_now(again) == 1);

@@ -207,7 +207,7 @@ static void purged(void)
     settings.offer_after_us = 1000;
     CHECK(tenure_configure(&settings) == 0);
     struct tenure_stats now;
-    for (int i = 0; i < 5000; i++) {
+    for (int i = 0; i < 60000; i++) {
         CHECK(tenure_stats(&now, sizeof now) == 0);
         if (now.offered_bytes >= 60 * MIB)
             break;

@@ -99,7 +99,7 @@ static void within(void)
         /* Windows at the ends of a part may be cut, or belong to the neighbouring part. */
         size_t wanted = (size_t)(part + 1) * budget / 4 * 3;
         memset(p + part * MIB, 40 + part, MIB);
-        for (int i = 0; i < 1000; i++) {
+        for (int i = 0; i < 12000; i++) {
             usleep(5000);
             CHECK(tenure_within_status(w, &now, sizeof now) == 0);
             CHECK(now.locked_bytes <= budget);

@@ -53,7 +53,7 @@ static void free_buffer(struct tenure_volatile *v, struct source *source)
 {
     tenure_volatile_free(v);
     /* A refill in progress may hold it for a moment. */
-    for (int i = 0; i < 2000 && !source->freed; i++)
+    for (int i = 0; i < 60000 && !source->freed; i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     CHECK(source->freed == 1);
 }
@@ -108,7 +108,7 @@ static void at_a_touch(unsigned scope)
     /* One page is present now, or all of them. The thread that touches a page continues when
      * that page is present. */
     size_t wanted = scope == TENURE_REFILL_WHOLE ? PAGES : 1;
-    for (int i = 0; i < 2000 && present((const void *)p, LEN) < wanted; i++)
+    for (int i = 0; i < 60000 && present((const void *)p, LEN) < wanted; i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     CHECK(present((const void *)p, LEN) == wanted);
     for (size_t i = 0; i < PAGES; i++)

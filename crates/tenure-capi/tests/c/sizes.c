@@ -5,6 +5,12 @@
 
 static void written(void)
 {
+    /* Nothing is offered between two questions. */
+    struct tenure_settings late, usual;
+    CHECK(tenure_settings(&usual, sizeof usual) == 0);
+    late = usual;
+    late.offer_after_us = UINT64_C(3600000000);
+    CHECK(tenure_configure(&late) == 0);
     unsigned char *p = map(16 * PAGE);
     fill(p, 0, 16);
     CHECK(tenure_mvolatile(p, 16 * PAGE) == 0);
@@ -52,6 +58,7 @@ static void written(void)
     CHECK(cached.evictions == UINT64_C(0x5A5A5A5A5A5A5A5A));
     FAILS(tenure_cache_stats(c, NULL, sizeof cached), EINVAL, "NULL");
     tenure_cache_free(c);
+    CHECK(tenure_configure(&usual) == 0);
 }
 
 static void settings(void)

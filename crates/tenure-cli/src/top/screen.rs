@@ -570,6 +570,14 @@ mod tests {
         let mut top = Top::new(&args, Sampler::new(&args.pid, false)).unwrap();
         top.act(Action::Enter).unwrap();
         top.look().unwrap();
+        // The thread that reads may be late.
+        for _ in 0..6_000 {
+            if !drawn(&mut top).contains("it changes its memory map") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            top.look().unwrap();
+        }
         assert!(drawn(&mut top).contains("it has no volatile ranges"), "{}", drawn(&mut top));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -57,11 +57,12 @@ fn the_figures_are_the_program_s_own_and_the_kernel_s() {
                     stats.total.keeper_rounds,
                 )
         };
-        let (expected, found) = loop {
+        let (expected, found, kernel) = loop {
             let before = tenure::stats();
             let found = json(&inspect(&[&own(), "--json"]));
+            let kernel = ["Rss", "Size", "LazyFree"].map(smaps);
             if stats(&before) {
-                break (before, found);
+                break (before, found, kernel);
             }
         };
         let figures = &found["tenure"];
@@ -84,13 +85,10 @@ fn the_figures_are_the_program_s_own_and_the_kernel_s() {
         assert!(expected.pool_in_use_bytes == 3 * MIB as u64, "{expected:?}");
         drop(block);
         // About the kernel's figure, because the process allocates meanwhile.
-        let near = |name: &str, field: &str| {
-            let (found, kernel) = (found["sum"][name].as_u64().unwrap(), smaps(field));
-            assert!(found.abs_diff(kernel) <= MIB as u64, "{name}: {found}, {field}: {kernel}");
-        };
-        near("resident", "Rss");
-        near("size", "Size");
-        near("lazy_free", "LazyFree");
+        for (name, kernel) in ["resident", "size", "lazy_free"].into_iter().zip(kernel) {
+            let found = found["sum"][name].as_u64().unwrap();
+            assert!(found.abs_diff(kernel) <= MIB as u64, "{name}: {found}, {kernel}");
+        }
         assert!(found["sum"]["lazy_free"].as_u64().unwrap() >= 4 * MIB as u64, "{found:#}");
     });
 }

@@ -408,10 +408,14 @@ fn one_report_has_what_the_children_did() {
     // A shell may run the last one in its own process.
     assert!((3..=5).contains(&ended) && first.ends_with("children that have ended"), "{errors}");
     // A child that ends after its ancestor has reported makes its own report.
-    let script =
-        "( sleep 0.3; head -c 40000000 /dev/zero | tail -c 20000000 > /dev/null ) & exit 0";
-    let done = output(&["-q", "--large", "--report", "--", "sh", "-c", script]);
-    let errors = text(&done.stderr);
+    let script = "exec 3<&0; \
+        ( read end <&3; head -c 40000000 /dev/zero | tail -c 20000000 > /dev/null ) & exit 0";
+    let mut command = tenure(&["-q", "--large", "--report", "--", "sh", "-c", script]);
+    let mut ancestor = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdin, stderr) = (ancestor.stdin.take(), ancestor.stderr.take());
+    assert!(ancestor.wait().unwrap().success());
+    drop(stdin);
+    let errors = std::io::read_to_string(stderr.unwrap()).unwrap();
     assert!(errors.starts_with("tenure: report of sh, process "), "{errors}");
     assert!(!errors.contains("that has ended"), "{errors}");
 }

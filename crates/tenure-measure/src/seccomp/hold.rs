@@ -40,6 +40,13 @@ impl Hold {
         self.shared.hold_for_ms.store(longest, Ordering::SeqCst);
     }
 
+    /// Lets the stopped call continue, and stops the very next one.
+    pub fn stop_next(&self, longest: Duration) {
+        let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1);
+        self.shared.hold_for_ms.store(longest, Ordering::SeqCst);
+        self.shared.held.store(0, Ordering::SeqCst);
+    }
+
     /// Waits until a call is stopped; `false`: none was within `patience`.
     pub fn wait_until_held(&self, patience: Duration) -> bool {
         let start = Instant::now();

@@ -124,3 +124,15 @@ static inline void sleep_ms(long ms) {
     while (nanosleep(&wait, &wait)) {
     }
 }
+
+/* Returns once the main thread has ended. */
+static inline void wait_for_main(void) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", getpid(), getpid());
+    while (state != 'Z') {
+        FILE *file = fopen(path, "r");
+        CHECK(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+        CHECK(fclose(file) == 0);
+        sleep_ms(1);
+    }
+}

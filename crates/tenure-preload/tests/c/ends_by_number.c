@@ -31,22 +31,10 @@ static void leave(int status) {
     CHECK(!"a thread has come back from its end");
 }
 
-/* The status is that of the thread that ends last. */
-static void wait_for_main(void) {
-    char path[64], state = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", getpid(), getpid());
-    while (state != 'Z') {
-        FILE *file = fopen(path, "r");
-        CHECK(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
-        CHECK(fclose(file) == 0);
-        sleep_ms(1);
-    }
-}
-
 static void *body(void *argument) {
     work();
     if (!is("main last"))
-        wait_for_main();
+        wait_for_main(); /* The status is that of the thread that ends last. */
     if (is("both") || is("other"))
         leave(3);
     return argument;

@@ -35,9 +35,8 @@ static void use(int wait) {
 
 static void destroy(void *wait) { use((int)(size_t)wait - 1); }
 
-/* The main thread has ended by then. */
 static void *alone(void *wait) {
-    usleep(20000);
+    wait_for_main();
     use((int)(size_t)wait);
     return NULL;
 }

@@ -90,6 +90,7 @@ pub(crate) fn main_has_ended() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fd::AsRawFd;
 
     #[test]
     fn the_number_of_a_thread_that_has_ended_is_forgotten() {
@@ -101,10 +102,10 @@ mod tests {
         assert_eq!(number.load(Ordering::Relaxed), own());
     }
 
-    extern "C" fn sleeps(_: *mut libc::c_void) -> libc::c_int {
-        let half_a_second = libc::timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-        // SAFETY: the kernel reads the local.
-        unsafe { libc::nanosleep(&half_a_second, std::ptr::null_mut()) }
+    extern "C" fn reads(pipe: *mut libc::c_void) -> libc::c_int {
+        let mut byte = 0u8;
+        // SAFETY: the kernel writes the local.
+        unsafe { libc::read(pipe.addr() as i32, (&raw mut byte).cast(), 1) as i32 }
     }
 
     /// The parent of a vfork sleeps so until its child has ended.
@@ -113,6 +114,7 @@ mod tests {
         assert!(!is_in_the_kernel(own()));
         assert!(!is_in_the_kernel(i32::MAX), "there is none");
         let (tell, number) = std::sync::mpsc::channel();
+        let (read, write) = std::io::pipe().unwrap();
         let parent = std::thread::spawn(move || {
             let mut stack = vec![0_u64; 4096];
             tell.send(own()).unwrap();
@@ -121,15 +123,20 @@ mod tests {
             // makes one system call.
             unsafe {
                 let top = stack.as_mut_ptr().add(stack.len()).cast();
-                let child = libc::clone(sleeps, top, flags, std::ptr::null_mut());
+                let pipe = std::ptr::without_provenance_mut(read.as_raw_fd() as usize);
+                let child = libc::clone(reads, top, flags, pipe);
                 child > 0 && libc::waitpid(child, std::ptr::null_mut(), 0) == child
             }
         });
         let number = number.recv().unwrap();
-        while !is_in_the_kernel(number) {
-            assert!(!parent.is_finished(), "it was not seen");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_in_the_kernel(number) && Instant::now() < deadline {
             std::thread::yield_now();
         }
+        let is_seen = is_in_the_kernel(number);
+        // The child ends. (It has a copy of this end of the pipe, too.)
+        rustix::io::write(&write, b"x").unwrap();
+        assert!(is_seen);
         assert!(parent.join().unwrap());
     }
 }

@@ -304,9 +304,13 @@ mod tests {
         drop(memory.get_or_make(2, |_| ()).unwrap());
         let part = memory.region().chunk(2);
         assert_eq!(part.begin_purge(0, || Some(0)), crate::shared::chunk::Purge::Done);
-        let begun = std::time::Instant::now();
-        assert!(index.find(&memory, 5 << 60, |_, _| Some(())).is_none());
-        assert!(begun.elapsed() < LONGEST / 2, "{:?}", begun.elapsed());
+        let took = (0..5).map(|_| {
+            let begun = std::time::Instant::now();
+            assert!(index.find(&memory, 5 << 60, |_, _| Some(())).is_none());
+            begun.elapsed()
+        });
+        // One that waits does so for that long each time.
+        assert!(took.min().unwrap() < LONGEST / 2);
         part.end_purge(false);
         index.put(&memory, 5 << 60, Entry::new(5 << 60, 300, 1, 1), |_| false, 0).unwrap();
         assert!(index.find(&memory, 5 << 60, |_, _| Some(())).is_some());

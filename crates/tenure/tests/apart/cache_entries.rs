@@ -108,6 +108,7 @@ fn what_stays_is_seen_once_while_others_come_and_go() {
                     }
                 });
             }
+            let is_changing = waited(|| cache.stats().insertions > STAY + 100);
             for round in 0..40 {
                 let mut seen = BTreeSet::new();
                 match round % 3 {
@@ -130,6 +131,7 @@ fn what_stays_is_seen_once_while_others_come_and_go() {
                 assert_eq!(seen.len() as u64, STAY, "in round {round}");
             }
             done.store(true, Ordering::Relaxed);
+            assert!(is_changing);
         });
         let stats = cache.stats();
         assert!(stats.removals > removed.load(Ordering::Relaxed) && stats.purged_values == 0);

@@ -3,6 +3,7 @@
 
 use crate::promise_kit::*;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
@@ -28,9 +29,19 @@ fn offer_all() {
     volatile::configure(settings.with_unoffered_max(0));
 }
 
+fn is_offered() -> bool {
+    tenure::stats().marked_bytes == 0 && tenure::stats().offered_bytes > 0
+}
+
+/// Also waits for one whole scan after the offers: gets obey the settings from the end of a scan on.
 fn all_is_offered() -> bool {
-    let offered = || tenure::stats().marked_bytes == 0 && tenure::stats().offered_bytes > 0;
-    waited(offered)
+    let is_offered = waited(is_offered);
+    let scans = tenure::stats().total.keeper_rounds;
+    is_offered
+        && waited(|| {
+            volatile::configure(volatile::settings());
+            tenure::stats().total.keeper_rounds > scans + 1
+        })
 }
 
 fn filled_cache() -> Cache<u64> {
@@ -41,8 +52,12 @@ fn filled_cache() -> Cache<u64> {
 
 /// Gets each value and checks it. Returns how many are there, and how many of them are copies.
 fn looked(cache: &Cache<u64>) -> (u64, u64) {
+    looked_at(cache, 0..KEYS)
+}
+
+fn looked_at(cache: &Cache<u64>, keys: Range<u64>) -> (u64, u64) {
     let (mut found, mut copies) = (0, 0);
-    for key in 0..KEYS {
+    for key in keys {
         if let Some(got) = cache.get(&key) {
             assert!(got[..] == value(key, 0)[..], "wrong bytes under {key}");
             assert!(got.is_cached());
@@ -64,11 +79,16 @@ fn a_get_leaves_the_segment_offered_where_memory_is_short() {
         offer_all();
         assert!(all_is_offered());
         let before = tenure::stats().total;
-        let (found, copies) = looked(&cache);
+        let (mut found, mut copies) = (0, 0);
+        // The exceptions: each 128th get of a segment takes it back, and others find it so until
+        // the worker has offered it again. The worker may be late.
+        for first in (0..KEYS).step_by(10) {
+            let looked = looked_at(&cache, first..first + 10);
+            (found, copies) = (found + looked.0, copies + looked.1);
+            assert!(waited(is_offered));
+        }
         assert_eq!(found, KEYS);
         let after = tenure::stats().total;
-        // The exceptions: each 128th get of a segment takes it back, and others find it so until
-        // the worker has offered it again.
         assert!(copies > KEYS / 2, "{copies} of {KEYS}");
         let back = after.revivals - before.revivals;
         assert!(back <= KEYS / 64, "{back} segments were taken back for {KEYS} gets");
@@ -271,8 +291,9 @@ fn no_get_is_wrong_while_values_are_taken_overwritten_and_purged() {
                     at.into_iter().for_each(|at| reclaim(at - at % PAGE, 4 * PAGE));
                 }
             }
+            let met = waited(|| copies.load(Ordering::Relaxed) > 0);
             stop.store(true, Ordering::Relaxed);
+            assert!(met, "no get met an offered segment");
         });
-        assert!(copies.load(Ordering::Relaxed) > 0, "no get met an offered segment");
     });
 }

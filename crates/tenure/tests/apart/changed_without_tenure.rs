@@ -216,6 +216,7 @@ fn the_next_call_names_the_hole_and_forgets_it() {
 
 /// Some pages before and behind the hole are purged.
 fn changes_are_named() {
+    or_skip!(on_one_processor());
     never_offer();
     for hole in [0, 32, PAGES - 1] {
         let at = offered();

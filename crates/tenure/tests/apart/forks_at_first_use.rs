@@ -50,7 +50,7 @@ fn fork_in_call(number: u32) {
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut());
     }
-    hold.arm(Duration::from_secs(2));
+    hold.arm(PATIENCE);
     let thread = AtomicI32::new(0);
     std::thread::scope(|scope| {
         let user = scope.spawn(|| {
@@ -62,10 +62,12 @@ fn fork_in_call(number: u32) {
             }
             assert!(!panicked, "the parent");
         });
-        for call in 0..=number {
-            if !hold.wait_until_held(Duration::from_secs(1)) {
-                println!("there is no call {call}");
-                break;
+        'calls: for call in 0..=number {
+            while !hold.wait_until_held(Duration::from_millis(20)) {
+                if user.is_finished() {
+                    println!("there is no call {call}");
+                    break 'calls;
+                }
             }
             if call == number {
                 let to = thread.load(Ordering::SeqCst);
@@ -73,9 +75,9 @@ fn fork_in_call(number: u32) {
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), to, libc::SIGUSR1) };
                 std::thread::sleep(Duration::from_millis(30));
             }
-            hold.release();
-            if call < number {
-                hold.arm(Duration::from_secs(2));
+            match call < number {
+                true => hold.stop_next(PATIENCE),
+                false => hold.release(),
             }
         }
         user.join().unwrap();

@@ -18,13 +18,20 @@ const WRITTEN: &str = "written";
 /// In the program: uses the features that read the environment, and prints the result.
 fn use_what_reads_the_environment() {
     // SAFETY: reads a number that the kernel gave the program at its start.
-    println!("secure: {}", unsafe { libc::getauxval(libc::AT_SECURE) });
+    let secure = unsafe { libc::getauxval(libc::AT_SECURE) };
+    println!("secure: {secure}");
     let told = on_pressure(|| ()).unwrap();
     let mut buffer = Volatile::new(PAGE).unwrap();
     buffer.pin_mut().unwrap().fill(1);
     println!("purged: {}", buffer.pin().unwrap().outcome() == Outcome::Purged);
-    // The listening thread has opened its sources by then.
-    std::thread::sleep(Duration::from_millis(500));
+    // The listening thread opens its sources, and writes to them.
+    if secure == 0 {
+        let watched = std::env::var_os("MEMORY_PRESSURE_WATCH").unwrap();
+        let is_written = || std::fs::read_to_string(&watched).is_ok_and(|text| text == WRITTEN);
+        assert!(waited(is_written));
+    } else {
+        std::thread::sleep(Duration::from_millis(500));
+    }
     drop(told);
 }
 

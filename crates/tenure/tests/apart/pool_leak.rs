@@ -82,7 +82,7 @@ fn many_cycles_leave_nothing() {
     in_child(this_test!(), &[], || {
         prepare_quick();
         let settle = || {
-            wait_for("all returned", Duration::from_secs(20), |s| s.warm + s.offered == 0);
+            wait_for("all returned", Duration::from_secs(20), nothing_is_free);
             let stats = pool::stats();
             assert_eq!((stats.in_use, stats.in_use_bytes), (0, 0), "{stats:?}");
             (rss(), lazyfree_total(), status("VmLck:"), map_count(), stats.returned as usize)
@@ -160,7 +160,7 @@ fn many_cycles_with_retires_leave_nothing() {
         };
         let settle = || {
             assert!(retire::drain(Some(Duration::from_secs(60))), "{:?}", retire::pending());
-            wait_for("all returned", Duration::from_secs(60), |s| s.warm + s.offered == 0);
+            wait_for("all returned", Duration::from_secs(60), nothing_is_free);
             let returned = pool::stats().returned as usize;
             (rss(), lazyfree_total(), status("VmLck:"), map_count(), returned)
         };

@@ -4,7 +4,6 @@
 use crate::promise_kit::*;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
 use tenure::volatile::{self, on_purged_access, Purged};
 use tenure_testkit::seccomp::{Call, Hold};
 use tenure_testkit::{or_skip, this_test};
@@ -94,10 +93,10 @@ fn a_call_beside_another_and_in_a_child_has_the_handler_installed() {
         let (ours, the_child_s) = (purged_page(), purged_page());
         let sigaction = Call::WithArgument(libc::SYS_rt_sigaction, 0, libc::SIGBUS as u32);
         let hold = or_skip!(Hold::install(&[sigaction]));
-        hold.arm(PATIENCE / 2);
+        hold.arm(PATIENCE * 2);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| on_purged_access(fill).unwrap());
-            assert!(hold.wait_until_held(Duration::from_secs(3)));
+            assert!(hold.wait_until_held(PATIENCE));
             let child = forked(|| {
                 on_purged_access(fill).unwrap();
                 assert_eq!(touch(the_child_s), 7);

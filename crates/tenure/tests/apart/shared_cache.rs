@@ -126,13 +126,13 @@ fn a_maker_that_is_killed_is_waited_for_no_longer() {
         let cache = cache();
         let pid = endless_maker(&cache);
         let waiter = worker(|| {
-            let begun = Instant::now();
             assert_eq!(&*cache.get_or_insert_with(b"key", || b"made").unwrap(), b"made");
-            assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         });
         std::thread::sleep(Duration::from_millis(100));
+        let soon = Deadline::after(Duration::from_secs(3));
         kill(pid);
         assert_eq!(end_of(waiter), Ended::Well);
+        assert!(!soon.is_over(), "{soon:?}");
     });
 }
 
@@ -286,7 +286,7 @@ fn killed_workers_leave_no_wrong_byte() {
         let mut workers: Vec<i32> = (0..3).map(&start).collect();
         let mut neighbour = Competitor::spawn(None).unwrap();
         let end = Instant::now() + Duration::from_millis(sweep(1500, 5000));
-        while Instant::now() < end {
+        while Instant::now() < end || cache.stats().inserts <= 1000 {
             // In steps that wait until the workers have given memory back: the allowed speed of a
             // neighbour depends on the load.
             for taken in (6..=48).step_by(6).map(|mib| mib << 20) {

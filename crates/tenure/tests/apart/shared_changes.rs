@@ -195,7 +195,7 @@ fn no_value_that_was_made_before_a_change_is_found_after_it() {
         let mut workers = [0, 1].map(start);
         let (mut found, mut changes) = (0u64, 0u64);
         let end = Instant::now() + Duration::from_millis(sweep(1500, 20_000));
-        while Instant::now() < end {
+        while Instant::now() < end || found <= 1000 {
             for at in 0..KEYS {
                 changes += 1;
                 source[at].store(changes, Ordering::SeqCst);
@@ -220,7 +220,6 @@ fn no_value_that_was_made_before_a_change_is_found_after_it() {
                 workers[which] = start(which);
             }
         }
-        assert!(found > 1000, "{found}");
         workers.into_iter().for_each(kill);
     });
 }

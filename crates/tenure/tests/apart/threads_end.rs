@@ -207,11 +207,17 @@ fn an_end_that_gave_up_ends_nothing_later() {
             }
             // The thread sleeps until there is something to offer.
             std::thread::sleep(Duration::from_millis(100));
-            hold.arm(Duration::from_millis(1600));
+            hold.arm(Duration::from_secs(60));
             offered.pin_mut().unwrap().fill(1);
             assert!(hold.wait_until_held(PATIENCE));
             assert!(!end_background_threads());
-            let buffer = gone();
+            let buffer = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(600));
+                    hold.release();
+                });
+                gone()
+            });
             // The held call ends, and the thread sees what was asked of it.
             std::thread::sleep(Duration::from_millis(100));
             assert_eq!(touch(&buffer, 0), 7);

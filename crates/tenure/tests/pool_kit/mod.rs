@@ -79,6 +79,12 @@ pub fn wait_for(what: &str, longest: Duration, so: impl Fn(&PoolStats) -> bool) 
     }
 }
 
+/// A run that goes from one list to another is in neither for a moment.
+pub fn nothing_is_free(stats: &PoolStats) -> bool {
+    let none = |stats: &PoolStats| stats.warm + stats.offered == 0;
+    none(stats) && none(&pool::stats())
+}
+
 /// xorshift64*.
 pub struct Random(pub u64);
 

@@ -188,7 +188,10 @@ pub fn reclaim(at: usize, len: usize) {
 /// processor's list. `false`: it did not all go.
 pub fn purge(at: *mut u8, len: usize) -> bool {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE / 2 {
+    let mut tries = 0;
+    // This thread may have stood still all the time.
+    while tries < 2 || start.elapsed() < PATIENCE / 2 {
+        tries += 1;
         // SAFETY: the caller's range, which is marked.
         if unsafe { volatile::purge_now(at, len) } == Ok(len) {
             return true;
