@@ -3,8 +3,10 @@
 mod columns;
 mod keys;
 mod options;
+mod ranges;
 mod sample;
 mod screen;
+mod styles;
 
 pub use options::Args;
 

@@ -35,15 +35,13 @@ impl Hold {
     /// most `longest`, after which a program that rightly waits for that thread can continue.
     pub fn arm(&self, longest: Duration) {
         self.shared.held.store(0, Ordering::SeqCst);
-        let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1);
         self.shared.spared.store(rustix::thread::gettid().as_raw_pid(), Ordering::SeqCst);
-        self.shared.hold_for_ms.store(longest, Ordering::SeqCst);
+        self.shared.hold_for_ms.store(at_least_1_ms(longest), Ordering::SeqCst);
     }
 
     /// Lets the stopped call continue, and stops the very next one.
     pub fn stop_next(&self, longest: Duration) {
-        let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1);
-        self.shared.hold_for_ms.store(longest, Ordering::SeqCst);
+        self.shared.hold_for_ms.store(at_least_1_ms(longest), Ordering::SeqCst);
         self.shared.held.store(0, Ordering::SeqCst);
     }
 
@@ -64,4 +62,8 @@ impl Hold {
         self.shared.hold_for_ms.store(0, Ordering::SeqCst);
         self.shared.held.store(0, Ordering::SeqCst);
     }
+}
+
+fn at_least_1_ms(longest: Duration) -> u64 {
+    u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1)
 }

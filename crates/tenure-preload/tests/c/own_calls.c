@@ -7,15 +7,20 @@
 
 static __thread int is_freeing;
 
-/* Reads six arguments, also those that the caller does not pass. */
+/* Reads the arguments behind the last one that has a name, also those that the caller does not pass. */
+#define READ_MORE(last, into)                                                                      \
+    do {                                                                                           \
+        va_list more;                                                                              \
+        va_start(more, last);                                                                      \
+        for (size_t n = 0; n < sizeof(into) / sizeof *(into); n++)                                 \
+            (into)[n] = va_arg(more, long);                                                        \
+        va_end(more);                                                                              \
+    } while (0)
+
 long syscall(long number, ...) {
     CHECK(!is_freeing);
-    va_list more;
-    va_start(more, number);
     long a[6];
-    for (int n = 0; n < 6; n++)
-        a[n] = va_arg(more, long);
-    va_end(more);
+    READ_MORE(number, a);
     static long (*next)(long, ...);
     if (!next)
         next = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
@@ -23,21 +28,17 @@ long syscall(long number, ...) {
 }
 
 int ioctl(int fd, unsigned long what, ...) {
-    va_list more;
-    va_start(more, what);
-    long argument = va_arg(more, long);
-    va_end(more);
+    long argument[1];
+    READ_MORE(what, argument);
     CHECK(!is_freeing);
-    return syscall(SYS_ioctl, fd, what, argument);
+    return syscall(SYS_ioctl, fd, what, argument[0]);
 }
 
 int fcntl(int fd, int what, ...) {
-    va_list more;
-    va_start(more, what);
-    long argument = va_arg(more, long);
-    va_end(more);
+    long argument[1];
+    READ_MORE(what, argument);
     CHECK(!is_freeing);
-    return syscall(SYS_fcntl, fd, what, argument);
+    return syscall(SYS_fcntl, fd, what, argument[0]);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *time) {
@@ -51,12 +52,8 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *before) {
 }
 
 int prctl(int what, ...) {
-    va_list more;
-    va_start(more, what);
     long a[4];
-    for (int n = 0; n < 4; n++)
-        a[n] = va_arg(more, long);
-    va_end(more);
+    READ_MORE(what, a);
     CHECK(!is_freeing);
     return syscall(SYS_prctl, what, a[0], a[1], a[2], a[3]);
 }

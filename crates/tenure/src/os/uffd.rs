@@ -101,11 +101,11 @@ const IOC_POISON: u64 = iowr(0x08, size_of::<Fill>());
 /// although its seccomp profile refuses the call. `EPERM`/`ENOSYS`: refused.
 pub(crate) fn open(features: u64) -> Result<Userfaultfd, Errno> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-    let fd = make(flags).or_else(|errno| open_device(flags).ok_or(errno))?;
+    let fd = open_by_call(flags).or_else(|errno| open_device(flags).ok_or(errno))?;
     Userfaultfd(fd).agreed(features)
 }
 
-fn make(flags: i32) -> Result<RawFd, Errno> {
+fn open_by_call(flags: i32) -> Result<RawFd, Errno> {
     // SAFETY: userfaultfd takes flags and returns a new descriptor or an error.
     let fd = unsafe { kernel::call(libc::SYS_userfaultfd, [flags.into(), 0, 0, 0, 0, 0]) }?;
     Ok(fd as RawFd)
@@ -307,7 +307,7 @@ fn open_for_all_faults(errno: Errno) -> Result<Userfaultfd, Errno> {
         return Err(errno);
     }
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    Userfaultfd(make(flags)?).agreed(0)
+    Userfaultfd(open_by_call(flags)?).agreed(0)
 }
 
 /// Opens a userfaultfd for questions, with which nothing is ever registered.
