@@ -121,7 +121,7 @@ fn a_competitor_outlives_neither_its_parent_nor_a_kill_of_it() {
     assert_eq!(result.signal(), Some(libc::SIGKILL));
     let pid = result.output.split("competitor=").nth(1).and_then(|rest| rest.split(';').next());
     let proc = format!("/proc/{}/cmdline", pid.expect("the child has printed it"));
-    for _ in 0..50 {
+    for _ in 0..600 {
         // A zombie that init has yet to reap has an empty command line.
         if std::fs::read(&proc).unwrap_or_default().is_empty() {
             return;

@@ -59,14 +59,18 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// How long after its time something ended. A late end is tried again, because another process or
-/// the host may have had the processor. An end that is always late is tenure's fault.
+/// the host may have had the processor. An end that is always late is tenure's fault, unless the
+/// machine stood still for most of that time.
 fn within(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     let mut late = Vec::new();
-    while late.len() < 8 && late.last().is_none_or(|last| *last > limit) {
-        late.push(attempt());
+    let is_late = |(late, stalled): &(Duration, Duration)| *late > limit + *stalled;
+    while late.len() < 8 && late.last().is_none_or(is_late) {
+        let deadline = Deadline::after(limit);
+        let ended = attempt();
+        late.push((ended, deadline.stalled()));
     }
-    println!("late by {late:?}");
-    assert!(late.last().unwrap() <= &limit, "{late:?}");
+    println!("late by, the machine's stalls: {late:?}");
+    assert!(!late.last().is_some_and(is_late), "{late:?}");
 }
 
 #[test]
@@ -184,9 +188,9 @@ fn a_child_is_not_kept_waiting() {
     or_skip!(room_for(3 * GIB as u64));
     let _alone = alone();
     let result = run_child(this_test!(), &[], || {
-        let raw = eight_gib();
         let mut way = 0;
         while way < 4 {
+            let raw = eight_gib();
             let asked = Populate::new(raw.ptr(), raw.len, Access::Write);
             let background = asked.deadline(Duration::from_millis(400)).start().unwrap();
             while background.progress().populated == 0 && !background.is_finished() {}

@@ -20,7 +20,7 @@ fn plain_text_has_the_program_s_figures_and_rates() {
         let mut buffer = Volatile::new(8 << 20).unwrap();
         buffer.pin_mut().unwrap().fill(1);
         let pin = buffer.pin().unwrap();
-        let mut command = top(&["-b", "-n", "2", "-d", "0.2", "--pid", &own]);
+        let mut command = top(&["-b", "-n", "2", "-d", "1", "--pid", &own]);
         let command = command.env("COLUMNS", "80").stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         drop(pin);
@@ -44,7 +44,8 @@ fn plain_text_has_the_program_s_figures_and_rates() {
         // The last three of ten columns are rates: purges, refills, page faults.
         let rate = |row: &[&str], back: usize| row[row.len() - back].parse::<u64>().unwrap();
         let most = rows.iter().map(|row| rate(row, 3)).max().unwrap();
-        assert!((5..2000).contains(&most), "{out}");
+        // A turn takes 10 ms at least, and half a second on the busiest machine.
+        assert!((1..2000).contains(&most), "{out}");
         assert!(rows.iter().any(|row| rate(row, 1) > 0), "{out}");
     });
 }

@@ -1,7 +1,7 @@
 //! No system call for marks, pins and gets of intact memory; an idle worker costs nothing.
 
 use crate::promise_kit::{never_offer, promised, waited, waited_for};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tenure::volatile::{self, Settings};
 use tenure::{Cache, Mapping, Outcome, PageSize, Volatile};
 use tenure_testkit::seccomp::{counting_syscalls, Call, Errno, Filter};
@@ -91,11 +91,14 @@ fn an_idle_keeper_rests() {
         assert!(waited_for(Duration::from_secs(5), || tenure::stats().offered > 0));
         std::thread::sleep(Duration::from_millis(300));
         let (rounds, ticks) = (tenure::stats().total.keeper_rounds, keeper_ticks());
+        let start = Instant::now();
         std::thread::sleep(Duration::from_secs(4));
         let pressure = tenure::stats().total.pressure_events;
         let rounds = tenure::stats().total.keeper_rounds - rounds;
-        assert!(rounds <= 6 + pressure, "{rounds} rounds in 4 s, {pressure} pressure events");
-        assert!(keeper_ticks() - ticks <= 2, "{} ms of processor", (keeper_ticks() - ticks) * 10);
+        let most = 2 + start.elapsed().as_secs() + pressure;
+        assert!(rounds <= most, "{rounds} rounds of at most {most}, {pressure} pressure events");
+        let ticks = keeper_ticks().saturating_sub(ticks);
+        assert!(ticks <= 2, "{} ms of processor", ticks * 10);
         drop(object);
         // With no range left it does not wake at all.
         std::thread::sleep(Duration::from_millis(1500));

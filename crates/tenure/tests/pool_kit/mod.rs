@@ -79,10 +79,14 @@ pub fn wait_for(what: &str, longest: Duration, so: impl Fn(&PoolStats) -> bool) 
     }
 }
 
-/// A run that goes from one list to another is in neither for a moment.
+/// A run that goes from one list to another is in neither for a moment, and for longer where the
+/// thread that moves it waits for a processor.
 pub fn nothing_is_free(stats: &PoolStats) -> bool {
     let none = |stats: &PoolStats| stats.warm + stats.offered == 0;
-    none(stats) && none(&pool::stats())
+    none(stats) && {
+        std::thread::sleep(Duration::from_millis(20));
+        none(&pool::stats())
+    }
 }
 
 /// xorshift64*.
