@@ -354,14 +354,6 @@ fn a_fork_while_other_threads_lock_leaves_the_child_usable() {
     });
 }
 
-struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn threads_that_lock_the_same_pages_each_keep_their_own() {
     in_child(this_test!(), &[], || {

@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_while_its_ranges_are_shown_is_said_to_have_ended() {
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("120").spawn().unwrap();
         let pid = child.id();
         let args = arguments(pid);
         let mut top = Top::new(&args, Sampler::new(&args.pid, false)).unwrap();

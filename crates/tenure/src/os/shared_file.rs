@@ -341,7 +341,8 @@ mod tests {
         let file = SharedFile::make(c"test", 4096).unwrap();
         let (mut read, write) = std::io::pipe().unwrap();
         // SAFETY: the number is this test's, and the file is not used by it any more.
-        assert_eq!(unsafe { libc::dup2(write.as_raw_fd(), file.number()) }, file.number());
+        let copy = unsafe { libc::dup3(write.as_raw_fd(), file.number(), libc::O_CLOEXEC) };
+        assert_eq!(copy, file.number());
         for _ in 0..3 {
             assert_eq!(file.in_place_of(0, || ()), Err(Errno::BADF));
             assert!(file.has_heirs(0).is_err());

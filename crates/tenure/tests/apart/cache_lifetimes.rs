@@ -112,8 +112,7 @@ fn values_that_nobody_asks_for_end() {
             if cache.get(&1).is_none() {
                 assert!(last.elapsed() >= idle, "it ended though it was used");
                 // This machine was busy for so long that the test shows nothing.
-                println!("SKIPPED: the test did not run for {:?}", last.elapsed());
-                return;
+                skip!("the test did not run for {:?}", last.elapsed());
             }
             last = now;
             let at = begin.elapsed();

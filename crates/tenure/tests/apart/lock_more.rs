@@ -399,6 +399,7 @@ fn a_budget_is_kept_among_other_owners() {
                     }
                 }
             });
+            let _stop = Stop(&stop);
             let guard = lock::lock(area.page(100), 32 * PAGE, lock::When::OnFault).unwrap();
             lock::mlock2(area.page(2000), 32 * PAGE, lock::When::OnFault).unwrap();
             for round in 0..40u64 {
@@ -417,7 +418,6 @@ fn a_budget_is_kept_among_other_owners() {
                 assert_eq!(held(area.at + 100 * PAGE, 32), [Held::OnFault; 32]);
                 assert_eq!(held(area.at + 2000 * PAGE, 32), [Held::OnFault; 32]);
             }
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
             drop(guard);
         });
         // Without the threads, which have files of /proc open at times.

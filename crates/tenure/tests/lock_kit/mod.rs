@@ -172,3 +172,12 @@ pub fn as_each_user(test: &str, body: fn()) {
         assert!(result.finished(), "{who}: {}\n{}", result.status, result.output);
     }
 }
+
+/// Ends the threads of a test, also where an assertion fails.
+pub struct Stop<'a>(pub &'a std::sync::atomic::AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
