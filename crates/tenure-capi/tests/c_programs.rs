@@ -233,6 +233,24 @@ fn exits() {
     program!(compiler("CXX", "c++"), &CPP_WARNINGS, "tests/c/exits.cpp", &[], filters);
 }
 
+/// Also under the launcher, which has a copy of tenure of its own.
+#[test]
+fn launched() {
+    const LIBRARY: &str = "libtenure_preload.so";
+    let library = libraries_of("tenure-preload", &[LIBRARY]).join(LIBRARY);
+    let library = library.to_str().unwrap();
+    let filters = &[None, Some(&without_userfaultfd())];
+    let everything = [
+        ("LD_PRELOAD", library),
+        ("TENURE_LARGE", "pool:64K"),
+        ("TENURE_MMAP", "pool:64K"),
+        ("TENURE_UNMAP", "retire:1M"),
+    ];
+    for env in [&everything[..0], &everything[..2], &everything[..3], &everything[..]] {
+        program!(compiler("CC", "cc"), &C_WARNINGS, "tests/c/launched.c", env, filters);
+    }
+}
+
 #[test]
 fn eight_lines() {
     program!(compiler("CC", "cc"), &C_WARNINGS, "examples/eight_lines.c");

@@ -18,6 +18,7 @@ pub fn first_call() {
     }
     let errno = Errno::keep();
     keeper::own_process();
+    tenure::launcher::is_launchers_copy();
     tenure::register_fork_handlers();
     // SAFETY: the functions live as long as the process, take no arguments and do not unwind.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };

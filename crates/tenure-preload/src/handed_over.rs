@@ -28,7 +28,7 @@ const IS_MAPPED: usize = 33 << 20;
 
 /// The length of a mapping for a block.
 fn mapped_len(size: usize) -> Option<usize> {
-    size.checked_add(BEFORE)?.checked_next_multiple_of(rustix::param::page_size())
+    size.checked_add(BEFORE)?.checked_next_multiple_of(tenure::launcher::page_size())
 }
 
 /// Called while a thread may call the next allocator: not when the filter comes, because in a child

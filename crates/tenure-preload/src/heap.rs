@@ -27,7 +27,7 @@ fn size_of(layout: Layout) -> usize {
 // requested bytes, and it is aligned to that number up to a page. No function here unwinds.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.align() > rustix::param::page_size() {
+        if layout.align() > tenure::launcher::page_size() {
             return std::ptr::null_mut();
         }
         let _blocked = Blocked::all();

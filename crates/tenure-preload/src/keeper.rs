@@ -11,9 +11,9 @@
 use crate::errno::Errno;
 use crate::heap::Blocked;
 use crate::kernel::kernel;
-use crate::serving::ALLOCATIONS;
+use crate::serving::{ALLOCATIONS, MAPPINGS};
 use crate::{symbol, thread_end, tls};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
@@ -131,6 +131,19 @@ pub fn start_if_wanted() {
     }
 }
 
+/// Called before a thread is created: what is opened later may take the number that another thread expects. A program
+/// without threads has files of this library's open only once one is needed.
+#[inline]
+pub fn open_files_first() {
+    /// For the whole process: all its threads use the files, so they are opened once.
+    static OPENED: AtomicBool = AtomicBool::new(false);
+    let serves = || ALLOCATIONS.are_served() || MAPPINGS.are_served() || MAPPINGS.are_retired();
+    if !OPENED.load(Ordering::Relaxed) && serves() && !OPENED.swap(true, Ordering::Relaxed) {
+        let _errno = Errno::keep();
+        tenure::launcher::open_files();
+    }
+}
+
 #[cold]
 pub fn start() {
     let given_up = START.failed.load(Ordering::Relaxed) >= ATTEMPTS;
@@ -156,6 +169,7 @@ pub fn start() {
     thread_end::watch_this_thread();
     START.created_in.store(launcher::process_number(), Ordering::Relaxed);
     START.is_real_time.store(is_real_time(), Ordering::Relaxed);
+    open_files_first();
     START.creator.store(tls::thread_pointer(), Ordering::Relaxed);
     // SAFETY: the body uses no argument, `starting` lets one thread in, and no other starter is left.
     let started = unsafe { START.starter_stack.start_joinable(starter, std::ptr::null_mut()) };
@@ -333,8 +347,9 @@ fn join_starter() -> bool {
 
 /// Whether the calling thread has a real-time policy.
 fn is_real_time() -> bool {
+    let this_thread = 0;
     // SAFETY: the call only reads this thread's policy.
-    let policy = unsafe { libc::sched_getscheduler(0) };
+    let policy = unsafe { kernel!(libc::SYS_sched_getscheduler, this_thread) } as c_int;
     policy >= 0 && matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO | libc::SCHED_RR)
 }
 

@@ -103,14 +103,19 @@ unsafe extern "C" fn thread_ends(_: *mut c_void) {
     let is_own = keeper::is_own_process();
     if is_main && is_own && !LAST.looked_for.swap(true, Ordering::Relaxed) {
         // SAFETY: the body uses no argument, and `looked_for` lets one thread in.
-        let _ = unsafe { LAST.stack.start(end_after_the_last, std::ptr::null_mut()) };
+        let start = || unsafe { LAST.stack.start(end_after_the_last, std::ptr::null_mut()) };
+        // Without room for it and without other threads of this library, the C library ends the
+        // process after the last thread.
+        let _ = start().or_else(|errno| match keeper::make_room() {
+            true => start(),
+            false => Err(errno),
+        });
     }
 }
 
 extern "C" fn end_after_the_last(_: *mut c_void) -> *mut c_void {
     const NAME: &CStr = c"tenure-end";
-    // SAFETY: the call names the calling thread, and the kernel copies the string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    let _ = rustix::thread::set_name(NAME);
     while named_threads() != Some(0) {
         std::thread::sleep(Duration::from_millis(20));
     }

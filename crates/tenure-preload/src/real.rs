@@ -6,6 +6,7 @@ use crate::errno::Errno;
 use crate::{first_use, keeper, symbol};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use tenure::launcher::{create_threads_by, ThreadCreation};
 
 /// For the whole process: the loader may call hooks inside a lookup, and hands them no context. Set
 /// while a thread looks the definitions up.
@@ -138,15 +139,6 @@ pub fn is_known(at: &AtomicPtr<c_void>) -> bool {
     !at.load(Ordering::Relaxed).is_null()
 }
 
-/// The function that a thread runs.
-pub type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
-type ThreadCreation = unsafe extern "C" fn(
-    *mut libc::pthread_t,
-    *const libc::pthread_attr_t,
-    ThreadBody,
-    *mut c_void,
-) -> c_int;
-
 /// `pthread_create`. Before glibc 2.34 it comes with a library that may be loaded late.
 pub fn thread_creation() -> Option<ThreadCreation> {
     /// For the whole process: a function has one address.
@@ -156,11 +148,13 @@ pub fn thread_creation() -> Option<ThreadCreation> {
         at = symbol::next(c"pthread_create");
         AT.store(at, Ordering::Relaxed);
     }
-    match at.is_null() {
-        true => None,
-        // SAFETY: dlsym returned the address of that function, whose type the C headers give.
-        false => Some(unsafe { std::mem::transmute::<*mut c_void, ThreadCreation>(at) }),
+    if at.is_null() {
+        return None;
     }
+    // SAFETY: dlsym returned the address of that function, whose type the C headers give.
+    let create = unsafe { std::mem::transmute::<*mut c_void, ThreadCreation>(at) };
+    create_threads_by(create);
+    Some(create)
 }
 
 /// For the whole process: a hook's lookup stores it, and the constructor, which gets no context,

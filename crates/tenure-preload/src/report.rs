@@ -285,7 +285,7 @@ fn write(
     }
     writeln!(text, "{}", if at_end { "" } else { ", while it runs" })?;
     let pool = pool::stats();
-    let page = rustix::param::page_size() as u64;
+    let page = tenure::launcher::page_size() as u64;
     let served = ALLOCATIONS_SERVED.get() + MMAPS_SERVED.get();
     let mut so_far = own_totals(&pool);
     so_far.iter_mut().zip(of_children).for_each(|(now, children)| *now += children);

@@ -3,10 +3,16 @@
 #![allow(unsafe_code, reason = "hands out memory")]
 
 pub use crate::os::kernel::call as system_call;
+pub use crate::os::kernel::is_launchers_copy;
 pub use crate::os::mapped_files::any as any_mapped_file;
+pub use crate::os::page_size;
 pub use crate::os::quiet_write::write_quietly;
 pub use crate::os::stack::Stack;
 pub use crate::os::thread::is_own_thread;
+pub use crate::os::thread_creation::{
+    create_threads_by, Body as ThreadBody, Creation as ThreadCreation,
+};
+pub use crate::os::uffd::REGISTERED_BY_TENURE;
 pub use crate::text::{Text, Words};
 
 /// How long [`end_background_threads`](crate::end_background_threads) waits for a thread that does not

@@ -1,13 +1,11 @@
 //! Atomics, cells, locks and waiting. The crate of models compiles the files that use only this
 //! module with a model checker's types.
 
-pub(crate) use crate::os::futex::Futex;
+pub(crate) use crate::os::futex::{yield_now, Futex};
 pub(crate) use crate::runtime::lock::{thread_number, Guard, Lock, Rank};
 pub(crate) use std::sync::atomic::{
     fence, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicU8, AtomicUsize, Ordering,
 };
-
-pub(crate) use std::thread::yield_now;
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 //! selects.
 
 use crate::kit::{is_root, parts, text};
-use object::{Object, ObjectKind, ObjectSymbol};
+use object::{Object, ObjectKind, ObjectSymbol, ObjectSymbolTable, RelocationTarget};
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,41 @@ fn it_defines_what_the_library_of_the_workspace_defines() {
     let expected = exports(&built.join("libtenure_preload.so"));
     assert!(expected.contains("malloc"), "{expected:?}");
     assert_eq!(exports(Path::new(LIBRARY)), expected);
+}
+
+/// A hook that calls another function by its exported name reaches the program's own definition of it,
+/// which may have called the hook.
+#[test]
+fn its_calls_of_exported_names_are_known() {
+    let known = [
+        // The C library allocates for a new thread by the program's malloc: whether it has memory.
+        "malloc",
+        "free",
+        // The standard library, for the report of a panic.
+        "mmap64",
+        "munmap",
+        "realloc",
+        // A copy of tenure that is not the launcher's.
+        "syscall",
+        "pthread_create",
+    ];
+    let built = libraries_of("tenure-preload", &["libtenure_preload.so"]);
+    for library in [&built.join("libtenure_preload.so"), Path::new(LIBRARY)] {
+        let bytes = std::fs::read(library).expect("it is there");
+        let file = object::File::parse(&*bytes).expect("it is an ELF file");
+        let symbols = file.dynamic_symbol_table().expect("it has one");
+        let of = |relocation: object::Relocation| match relocation.target() {
+            RelocationTarget::Symbol(index) => symbols.symbol_by_index(index).ok(),
+            _ => None,
+        };
+        let relocations = file.dynamic_relocations().expect("it has some");
+        let named = relocations.filter_map(|(_, relocation)| of(relocation));
+        let own = named.filter(|symbol| symbol.is_definition());
+        let own: BTreeSet<_> = own.map(|symbol| symbol.name().expect("a name")).collect();
+        assert!(own.contains("syscall"), "{own:?}");
+        let unknown: Vec<_> = own.iter().filter(|name| !known.contains(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
 }
 
 #[test]

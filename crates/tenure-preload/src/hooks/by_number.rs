@@ -3,7 +3,7 @@
 //!
 //! This library's own calls do not come here ([`crate::kernel`]).
 
-use super::rules::{let_go, of_advice};
+use super::rules::{let_go, let_go_before_advice};
 use super::{confine, in_flight, rlimit, state};
 use crate::kernel::call;
 use crate::last_thread;
@@ -30,7 +30,7 @@ fn before(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) {
         | libc::SYS_remap_file_pages
         | libc::SYS_munmap => let_go(at, len, Call::Changes),
         libc::SYS_msync | libc::SYS_mincore => let_go(at, len, Call::Uses),
-        libc::SYS_madvise => let_go(at, len, of_advice(c as c_int)),
+        libc::SYS_madvise => let_go_before_advice(at, len, c as c_int),
         libc::SYS_process_madvise => {
             state::let_go_of_each(b as *const libc::iovec, c as usize, d as c_int);
         }
@@ -99,10 +99,12 @@ unsafe fn as_by_name(number: c_long, [a, b, c, d, _, _]: [c_long; 6]) -> Option<
     // 64 bits.)
     unsafe {
         Some(match number {
-            libc::SYS_mlockall => state::mlockall(a as c_int).into(),
-            libc::SYS_shmat => state::shmat(a as c_int, b as *const c_void, c as c_int) as c_long,
+            libc::SYS_mlockall => state::mlockall_of_program(a as c_int).into(),
+            libc::SYS_shmat => {
+                state::shmat_of_program(a as c_int, b as *const c_void, c as c_int) as c_long
+            }
             libc::SYS_ioctl if state::is_of_userfaultfd(b as c_ulong) => {
-                state::ioctl(a as c_int, b as c_ulong, c as *mut c_void).into()
+                state::ioctl_of_program(a as c_int, b as c_ulong, c as *mut c_void).into()
             }
             libc::SYS_prlimit64 => {
                 rlimit::call(a as c_int, b as c_uint, c as *const _, d as *mut _).into()

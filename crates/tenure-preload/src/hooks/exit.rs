@@ -14,6 +14,12 @@ pub fn leave(status: c_int) -> ! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    // SAFETY: the program makes this call itself.
+    unsafe { exit_of_program(status) }
+}
+
+/// Not under its exported name: a program may define `_exit` by `_Exit`.
+unsafe fn exit_of_program(status: c_int) -> ! {
     report::at_exit();
     match real::exit_now() {
         // SAFETY: the program makes this call itself, and it goes on unchanged to the next
@@ -26,7 +32,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: `_exit` under its other name, and the program makes this call itself.
-    unsafe { _exit(status) }
+    unsafe { exit_of_program(status) }
 }
 
 /// The C library runs the handlers of at_quick_exit and then calls its own `_exit`, which does not

@@ -158,6 +158,11 @@ fn early_alloc(size: usize, align: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    malloc_of_program(size)
+}
+
+/// Not under its exported name, like `free` below: a program may define `malloc` by `realloc`.
+fn malloc_of_program(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
         if let Some(run) = large(size, ALIGN, false) {
             return run;
@@ -173,6 +178,13 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
+    // SAFETY: the program makes this call itself.
+    unsafe { free_of_program(at) }
+}
+
+/// # Safety
+/// Nothing uses the block any more.
+unsafe fn free_of_program(at: *mut c_void) {
     if owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more, and the
         // block is the pool's.
@@ -192,14 +204,14 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
 pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
-        return unsafe { free(at) };
+        return unsafe { free_of_program(at) };
     }
     match real::free_sized() {
         // SAFETY: the program makes this call itself, and it goes on unchanged to the next
         // definition.
         Some(free_sized) => unsafe { free_sized(at, size) },
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
-        None => unsafe { free(at) },
+        None => unsafe { free_of_program(at) },
     }
 }
 
@@ -207,22 +219,22 @@ pub unsafe extern "C" fn free_sized(at: *mut c_void, size: usize) {
 pub unsafe extern "C" fn free_aligned_sized(at: *mut c_void, align: usize, size: usize) {
     if owns(at) || bootstrap_alloc::owns(at) {
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
-        return unsafe { free(at) };
+        return unsafe { free_of_program(at) };
     }
     match real::free_aligned_sized() {
         // SAFETY: the program makes this call itself, and it goes on unchanged to the definition
         // behind this one.
         Some(free_aligned_sized) => unsafe { free_aligned_sized(at, align, size) },
         // SAFETY: the program makes this call itself, so nothing uses the block any more.
-        None => unsafe { free(at) },
+        None => unsafe { free_of_program(at) },
     }
 }
 
 /// An old name of `free`, which old programs still use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(at: *mut c_void) {
-    // SAFETY: `free` under its old name, and the program makes this call itself.
-    unsafe { free(at) }
+    // SAFETY: the program makes this call itself.
+    unsafe { free_of_program(at) }
 }
 
 #[unsafe(no_mangle)]
@@ -248,8 +260,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
     if at.is_null() {
-        // SAFETY: realloc of a null pointer is malloc, which takes any size.
-        return unsafe { malloc(size) };
+        return malloc_of_program(size);
     }
     if owns(at) {
         // SAFETY: the program makes this call itself, so it uses the block under its new address
@@ -346,7 +357,7 @@ unsafe fn move_elsewhere(at: *mut c_void, old: usize, size: usize) -> *mut c_voi
         // the old block go.
         unsafe {
             std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
-            free(at);
+            free_of_program(at);
         }
     }
     new
@@ -374,7 +385,7 @@ unsafe fn grow_into_pool(at: *mut c_void, size: usize) -> Option<*mut c_void> {
     // gives the old block up.
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), old.min(size));
-        free(at);
+        free_of_program(at);
     }
     Some(new)
 }
@@ -439,7 +450,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     if ALLOCATIONS.are_looked_at(size) {
-        if let Some(run) = large(size, rustix::param::page_size(), false) {
+        if let Some(run) = large(size, tenure::launcher::page_size(), false) {
             return run;
         }
     }
@@ -447,13 +458,13 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
         // SAFETY: the program makes this call itself, and it goes on unchanged to the next
         // definition.
         Some(valloc) => unsafe { valloc(size) },
-        None => early_alloc(size, rustix::param::page_size()),
+        None => early_alloc(size, tenure::launcher::page_size()),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
-    let page = rustix::param::page_size();
+    let page = tenure::launcher::page_size();
     if let (true, Some(whole)) =
         (ALLOCATIONS.are_looked_at(size), size.checked_next_multiple_of(page))
     {

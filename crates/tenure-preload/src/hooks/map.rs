@@ -41,6 +41,19 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
+    // SAFETY: the program makes this call itself.
+    unsafe { mmap_of_program(at, len, protection, flags, fd, offset) }
+}
+
+/// Not under its exported name: a program may define `mmap` by `mmap64`.
+unsafe fn mmap_of_program(
+    at: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     first_use::first_mapping();
     counters::MMAPS.one();
     counters::MMAP_BYTES.add(len as u64);
@@ -77,8 +90,8 @@ pub unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: `mmap` under its other name, which the program calls itself.
-    unsafe { mmap(at, len, protection, flags, fd, offset) }
+    // SAFETY: the program makes this call itself.
+    unsafe { mmap_of_program(at, len, protection, flags, fd, offset) }
 }
 
 fn from_pool(
@@ -92,7 +105,7 @@ fn from_pool(
         return None;
     }
     // An allocator that wants its segments aligned passes such addresses as hints.
-    let page = rustix::param::page_size();
+    let page = tenure::launcher::page_size();
     let align = match hint as usize {
         0 => page,
         hint if hint % page != 0 => return None,
@@ -237,7 +250,7 @@ unsafe fn mmap_populated(
     if protection & (libc::PROT_READ | libc::PROT_WRITE) == 0 {
         return made;
     }
-    let whole = len.next_multiple_of(rustix::param::page_size());
+    let whole = len.next_multiple_of(tenure::launcher::page_size());
     let threads = MAPPINGS.populate_threads();
     if let Ok(report) = Populate::new(made.cast(), whole, access).threads(threads).run() {
         counters::POPULATED.one();

@@ -36,12 +36,12 @@ pub fn is_plain_memory(protection: c_int, flags: c_int, offset: i64) -> bool {
     let harmless = libc::MAP_NORESERVE;
     protection == libc::PROT_READ | libc::PROT_WRITE
         && flags & !harmless == plain
-        && offset % rustix::param::page_size() as i64 == 0
+        && offset % tenure::launcher::page_size() as i64 == 0
 }
 
 /// Whether an `mremap` only makes a mapping larger, at any place.
 pub fn is_plain_growth(at: usize, old_len: usize, new_len: usize, flags: c_int) -> bool {
-    flags == libc::MREMAP_MAYMOVE && at % rustix::param::page_size() == 0 && old_len < new_len
+    flags == libc::MREMAP_MAYMOVE && at % tenure::launcher::page_size() == 0 && old_len < new_len
 }
 
 /// Whether an advice changes the mapping, or only its pages. An unknown advice counts as one that
@@ -75,6 +75,18 @@ pub fn touches_pool(start: usize, len: usize) -> bool {
 pub fn let_go(at: *const c_void, len: usize, call: Call) {
     if touches_pool(at as usize, len) {
         let_go_of_pool(at as usize, len, call);
+    }
+}
+
+/// [`let_go`] before a call of `madvise`. Every large array of numpy asks for huge pages. That advice
+/// takes no run out of the pool.
+#[inline]
+pub fn let_go_before_advice(at: *const c_void, len: usize, advice: c_int) {
+    if touches_pool(at as usize, len) {
+        let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
+        if !huge {
+            let_go_of_pool(at as usize, len, of_advice(advice));
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Calls that name mappings, and change or read their state. They go on unchanged, after the pool
 //! has let go of the range that [`super::rules`] names.
 
-use super::rules::{let_go, let_go_of_pool, of_advice, touches_pool};
+use super::rules::{let_go, let_go_before_advice, let_go_of_pool, of_advice, touches_pool};
 use super::{confine, ending, program_memory};
 use crate::counters;
 use crate::errno::Errno;
@@ -10,6 +10,7 @@ use crate::limits;
 use crate::real::{self, known};
 use crate::serving::MAPPINGS;
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use tenure::launcher::REGISTERED_BY_TENURE;
 use tenure::pool::{self, mapped, mapped::Call};
 use tenure::retire;
 
@@ -23,13 +24,7 @@ unsafe fn raw_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_long {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
     counters::MADVISES.one();
-    if touches_pool(at as usize, len) {
-        // Every large array of numpy asks for huge pages. That advice takes no run out of the pool.
-        let huge = advice == libc::MADV_HUGEPAGE && mapped::may_have_huge_pages(at as usize, len);
-        if !huge {
-            let_go_of_pool(at as usize, len, of_advice(advice));
-        }
-    }
+    let_go_before_advice(at, len, advice);
     // SAFETY: the program gives this advice itself.
     unsafe { raw_madvise(at, len, advice) as c_int }
 }
@@ -190,11 +185,19 @@ pub fn is_of_userfaultfd(request: c_ulong) -> bool {
 
 /// If userfaultfd watched a run, its next owner would wait for a handler that does not know the
 /// run. Also, the handler must get an event for each page that the program has not touched, but the
-/// run may have that page.
+/// run may have that page. (Tenure in the program wants no such event: to it a page that is missing
+/// was purged.)
 ///
 /// Another descriptor may give this number another meaning, and the argument may be no pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the program makes this call itself.
+    unsafe { ioctl_of_program(fd, request, argument) }
+}
+
+/// Not under its exported name, like each function here that another hook calls: a program that
+/// defines that name, and calls `syscall` in it, would come back to itself.
+pub unsafe fn ioctl_of_program(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     const MODE_MISSING: u64 = 1;
     // The kernel takes 32 bits. A program that keeps the request in an `int` passes others beyond them.
     let kind = request as u32;
@@ -205,7 +208,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         let about = unsafe { program_memory::read(argument.cast::<[u64; 3]>()) };
         if let Some([start, len, mode]) = about {
             let (start, len) = (start as usize, len as usize);
-            if mode & MODE_MISSING != 0 {
+            // SAFETY: as above; the kernel reads the words above only.
+            let by = unsafe { program_memory::read(argument.cast::<u64>().wrapping_add(3)) };
+            if mode & MODE_MISSING != 0 && by != Some(REGISTERED_BY_TENURE) {
                 // SAFETY: the program registers its own memory. (What another thread of it writes at
                 // this moment may be lost: docs/limits.md.)
                 unsafe { mapped::drop_zeros(start, len) };
@@ -226,6 +231,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 /// With SHM_REMAP the call replaces the mappings there. Otherwise an address that it names must be free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+    // SAFETY: the program makes this call itself.
+    unsafe { shmat_of_program(id, at, flags) }
+}
+
+pub unsafe fn shmat_of_program(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     // A filter may allow no other call, and the pool has ended before it.
     let is_asked = !at.is_null() && !ending::has_ended_before_filter();
     let size = if is_asked { segment_bytes(id) } else { 0 };
@@ -263,6 +273,11 @@ fn segment_bytes(id: c_int) -> usize {
 /// unmaps it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    // SAFETY: the program makes this call itself.
+    unsafe { mlockall_of_program(flags) }
+}
+
+pub unsafe fn mlockall_of_program(flags: c_int) -> c_int {
     // SAFETY: the program makes this call itself, and it goes to the kernel with its arguments
     // unchanged.
     let call = || unsafe { kernel!(libc::SYS_mlockall, flags) as c_int };
@@ -296,7 +311,7 @@ fn is_allowed(flags: c_int) -> bool {
 fn may_exceed(limit: u64) -> bool {
     // The kernel counts a longer mapping wrong, and no process has so much memory.
     const FAR: u64 = 1 << 42;
-    let page = rustix::param::page_size() as u64;
+    let page = tenure::launcher::page_size() as u64;
     let len = (limit.min(FAR) / page + 1) * page;
     let (none, kind) =
         (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -321,5 +336,5 @@ fn mapped_bytes() -> Option<u64> {
     let len = rustix::io::read(&file, &mut bytes).ok()?;
     let text = std::str::from_utf8(&bytes[..len]).ok()?;
     let pages: u64 = text.split(' ').next()?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
+    Some(pages * tenure::launcher::page_size() as u64)
 }

@@ -58,6 +58,63 @@ int prctl(int what, ...) {
     return syscall(SYS_prctl, what, a[0], a[1], a[2], a[3]);
 }
 
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument) {
+    CHECK(!is_freeing);
+    static int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    if (!next)
+        next = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+    return next(thread, attributes, body, argument);
+}
+
+int mprotect(void *at, size_t len, int rights) {
+    CHECK(!is_freeing);
+    return syscall(SYS_mprotect, at, len, rights);
+}
+
+int msync(void *at, size_t len, int flags) {
+    CHECK(!is_freeing);
+    return syscall(SYS_msync, at, len, flags);
+}
+
+int mincore(void *at, size_t len, unsigned char *there) {
+    CHECK(!is_freeing);
+    return syscall(SYS_mincore, at, len, there);
+}
+
+int madvise(void *at, size_t len, int advice) {
+    CHECK(!is_freeing);
+    return syscall(SYS_madvise, at, len, advice);
+}
+
+ssize_t readlink(const char *path, char *to, size_t len) {
+    CHECK(!is_freeing);
+    return syscall(SYS_readlinkat, AT_FDCWD, path, to, len);
+}
+
+int sched_yield(void) {
+    CHECK(!is_freeing);
+    return syscall(SYS_sched_yield);
+}
+
+int sched_getscheduler(pid_t thread) {
+    CHECK(!is_freeing);
+    return syscall(SYS_sched_getscheduler, thread);
+}
+
+long sysconf(int what) {
+    CHECK(!is_freeing);
+    static long (*next)(int);
+    if (!next)
+        next = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
+    return next(what);
+}
+
+static void *waits(void *end) {
+    char byte;
+    CHECK(read(*(int *)end, &byte, 1) == 0);
+    return NULL;
+}
+
 /* Unmaps memory with a hole, of several mappings, so that tenure asks the kernel about it. */
 static void unmap_pieces(void) {
     char *place = mremap(map(4 * MIB), 4 * MIB, 6 * MIB, MREMAP_MAYMOVE);
@@ -77,6 +134,10 @@ static void unmap_pieces(void) {
 
 int main(int count, char **arguments) {
     CHECK(count == 2);
+    /* Beside another thread, tenure starts one of its own early. */
+    int pipes[2];
+    pthread_t thread;
+    CHECK(pipe(pipes) == 0 && pthread_create(&thread, NULL, waits, pipes) == 0);
     for (int n = 0; n < 10; n++) {
         is_freeing = 1;
         char *block = malloc(2 * MIB);
@@ -97,6 +158,7 @@ int main(int count, char **arguments) {
         /* tenure looks at new libraries from time to time only. */
         sleep_ms(20);
     }
+    CHECK(close(pipes[1]) == 0 && pthread_join(thread, NULL) == 0);
     puts("freed");
     return 0;
 }

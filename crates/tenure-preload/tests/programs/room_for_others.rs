@@ -15,8 +15,10 @@ fn as_many_threads_as_are_allowed() {
 fn after_a_refused_thread_the_library_starts_none() {
     let program = program!("starts_no_more.c");
     program.same_under_all_options();
+    let options = ["-DBENEATH", "-pthread"];
+    let watch = program.plugin("starts_no_more.c", "watch.so", &options);
     for options in [&[LARGE][..], ALL] {
-        done("starts_no_more.c", program.under(options, None).arg("starts"));
+        done("starts_no_more.c", program.under(options, Some(&watch)).arg("starts"));
     }
 }
 

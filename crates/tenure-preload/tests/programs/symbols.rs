@@ -57,6 +57,13 @@ fn functions_of_the_programs_own_are_not_called() {
     program.same(&[UNMAP], None, &expected);
 }
 
+#[test]
+fn functions_of_the_programs_own_may_call_others() {
+    let program = program!("own_wrappers.c");
+    let expected = program.same_under_all_options();
+    program.same(DISABLED, None, &expected);
+}
+
 /// glibc's functions about its heap include the pool.
 #[test]
 fn trimming_and_counting() {

@@ -95,7 +95,7 @@ impl Space {
             }
             if !self.evict(index, tries < KEEP) {
                 // Readers may have all segments pinned, for as long as they look at a value.
-                std::thread::yield_now();
+                crate::os::futex::yield_now();
             }
         }
         // Or readers hold them for longer, or this is a child, and threads of its parent held them.

@@ -380,7 +380,7 @@ mod tests {
                 .map(|_| scope.spawn(|| matches!(flights.board(7, &1), Boarding::Over)))
                 .collect();
             while waits::count(&landing.flight.done) < 4 {
-                std::thread::yield_now();
+                crate::os::futex::yield_now();
             }
             drop(landing);
             assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));

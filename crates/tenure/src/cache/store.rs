@@ -124,7 +124,7 @@ where
             if time == 0 && !self.evicts() {
                 break;
             }
-            std::thread::yield_now();
+            crate::os::futex::yield_now();
             self.shards.harvest();
         }
         Err(NoMemory(key))

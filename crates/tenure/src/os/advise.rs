@@ -1,10 +1,11 @@
 //! `madvise` and related calls, one function for each effect.
 
-use super::errno::{again, last_errno};
+use super::errno::again;
+use super::kernel;
 use crate::range::PageRange;
 use rustix::io::Errno;
 use rustix::mm::{madvise, mremap, munmap, Advice, MremapFlags};
-use std::ffi::c_void;
+use std::ffi::{c_long, c_void};
 
 fn advise(range: PageRange, advice: Advice) -> Result<(), Errno> {
     again(|| {
@@ -137,10 +138,12 @@ pub(crate) unsafe fn unmap_shared(range: PageRange) -> Result<(), Errno> {
 
 /// Sets a flag of the mapping, and splits the mapping where the range is a part of it. At
 /// `vm.max_map_count` the kernel returns `EAGAIN` each time, so this is tried once only.
+/// The launcher sees it: a run of its pool keeps the flag.
 fn flag(range: PageRange, advice: Advice) -> Result<(), Errno> {
+    let arguments = [range.start as c_long, range.len() as c_long, advice as c_long, 0, 0, 0];
     // SAFETY: the advices given here change how the kernel treats the pages, not their contents;
     // the kernel checks that the range is mapped.
-    unsafe { madvise(range.start as *mut c_void, range.len(), advice) }
+    unsafe { kernel::shown_call(libc::SYS_madvise, arguments) }.map(drop)
 }
 
 /// Asks for huge pages. Must come before the first touch: a page that is there already stays a base
@@ -157,13 +160,11 @@ pub(crate) fn want_base_pages(range: PageRange) -> Result<(), Errno> {
 /// Joins whole huge pages of the range now (`MADV_COLLAPSE`, 6.1+).
 pub(crate) fn collapse(range: PageRange) -> Result<(), Errno> {
     // Neither rustix nor libc knows it on every target.
-    const MADV_COLLAPSE: libc::c_int = 25;
+    const MADV_COLLAPSE: c_long = 25;
+    let arguments = [range.start as c_long, range.len() as c_long, MADV_COLLAPSE, 0, 0, 0];
     // SAFETY: the call changes which pages hold the bytes, not the bytes; the kernel checks that
     // the range is mapped.
-    match unsafe { libc::madvise(range.start as *mut c_void, range.len(), MADV_COLLAPSE) } {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
+    unsafe { kernel::call(libc::SYS_madvise, arguments) }.map(drop)
 }
 
 /// Keeps the range out of core dumps.
@@ -179,7 +180,8 @@ pub(crate) fn keep_from_merges(range: PageRange) -> Result<(), Errno> {
 
 /// Makes the range read as zeros in a child after fork.
 pub(crate) fn wipe_on_fork(range: PageRange) -> Result<(), Errno> {
-    flag(range, Advice::LinuxWipeOnFork)
+    // SAFETY: the pages are tenure's own, and stay as they are in this process.
+    unsafe { madvise(range.start as *mut c_void, range.len(), Advice::LinuxWipeOnFork) }
 }
 
 /// Makes every page of the range resident for writing, its bytes unchanged and dirty. So a lazily

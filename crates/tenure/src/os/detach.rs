@@ -1,15 +1,13 @@
 //! Moves a mapping away from its addresses by moving its page tables.
 //!
-//! All functions here make bare system calls: nothing allocates, and `errno` stays as it is.
+//! Nothing here allocates, and `errno` stays as it is. The launcher sees what is unmapped, moved or
+//! replaced ([`kernel::shown_call`]).
 
 use super::apart::{self, Congruent};
-use super::{generation, kernel, mapping_list, mlock, signal::Blocked};
+use super::{generation, kernel, mapping_list, mlock, raw_map, signal::Blocked};
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{
-    madvise, mmap_anonymous, mprotect, mremap_fixed, munmap, Advice, MapFlags, MprotectFlags,
-    MremapFlags, ProtFlags,
-};
+use rustix::mm::{madvise, mprotect, munmap, Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -88,17 +86,12 @@ impl Hidden {
         let len = piece.len();
         let at = piece.start.wrapping_add(self.distance);
         debug_assert!(self.base <= at && at + len <= self.end);
+        let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED).into();
+        let (from, size) = (piece.start as c_long, len as c_long);
+        let arguments = [from, size, size, flags, at as c_long, 0];
         // SAFETY: the caller promises that nothing refers to the source, and only this value knows
         // the target.
-        let moved = unsafe {
-            mremap_fixed(
-                piece.start as *mut c_void,
-                len,
-                len,
-                MremapFlags::MAYMOVE,
-                at as *mut c_void,
-            )
-        };
+        let moved = unsafe { kernel::shown_call(libc::SYS_mremap, arguments) };
         if let Err(errno) = moved {
             self.after_failure(at, len);
             return Err(errno);
@@ -296,7 +289,8 @@ pub(crate) fn learn_whether_seals_are_seen() {
 /// Nothing refers to the part.
 pub(crate) unsafe fn unmap(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller promises that nothing refers to the range.
-    unsafe { munmap(start as *mut c_void, len) }
+    unsafe { kernel::shown_call(libc::SYS_munmap, [start as c_long, len as c_long, 0, 0, 0, 0]) }
+        .map(drop)
 }
 
 /// Keeps the hidden range out of children made by fork.
@@ -341,19 +335,17 @@ pub(crate) unsafe fn map_fixed(
     protection: i32,
     flags: i32,
 ) -> Result<(), Errno> {
-    let protection = ProtFlags::from_bits_retain(protection as u32);
-    let flags = MapFlags::from_bits_retain(flags as u32)
-        - MapFlags::from_bits_retain(libc::MAP_ANONYMOUS as u32);
+    let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: the caller promises that nothing refers to the mapped memory, which the call
     // replaces.
-    unsafe { mmap_anonymous(start as *mut c_void, len, protection, flags | MapFlags::FIXED) }
-        .map(drop)
+    unsafe { raw_map::map(start, len, protection, flags, -1, 0) }.map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::os::reserve::Scratch;
+    use rustix::mm::mmap_anonymous;
 
     #[test]
     fn a_forked_child_leaves_its_parents_place_alone() {

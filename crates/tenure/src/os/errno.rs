@@ -22,9 +22,7 @@ pub(crate) fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, 
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if attempts < ATTEMPTS => {
                 attempts += 1;
-                // SAFETY: the call has no arguments. It is not the standard library's, which a
-                // signal handler must not enter.
-                unsafe { libc::sched_yield() };
+                super::futex::yield_now();
             }
             other => return other,
         }

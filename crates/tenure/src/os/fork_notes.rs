@@ -144,7 +144,7 @@ fn wait_while(holds: impl Fn() -> bool) -> bool {
         }
         // On a busy machine a thread that only yields keeps the processor from the other one.
         match waited {
-            waited if waited < PATIENCE / 200 => std::thread::yield_now(),
+            waited if waited < PATIENCE / 200 => crate::os::futex::yield_now(),
             waited if waited < PATIENCE => std::thread::sleep(PATIENCE / 200),
             _ => return false,
         }

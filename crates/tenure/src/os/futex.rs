@@ -5,6 +5,13 @@ use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
+/// Lets another thread run. (The standard library calls a function of that name, which a program may
+/// define: a scheduler of its own, which would go on with another of its tasks in the midst of a
+/// free.)
+pub(crate) fn yield_now() {
+    rustix::thread::sched_yield();
+}
+
 /// A 32-bit word, and the two system calls that wait for it to change.
 #[derive(Debug)]
 pub(crate) struct Futex {

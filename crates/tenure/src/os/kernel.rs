@@ -3,14 +3,18 @@
 //! The launcher defines the C library's functions on mappings, `syscall` too, and lets the pool
 //! give up its memory before such a call of the program's. It must not do so for a question of
 //! tenure's own about that memory, which may come while the memory is being offered. (rustix makes
-//! most system calls itself, too.) Calls that change a program's mapping do use the C library's
-//! functions, because another copy of tenure, the launcher's, has to see them. Questions do not: a
-//! program may have functions of its own of these names, with a lock under which it frees.
+//! most system calls itself, too.) Also, a program may have functions of its own of these names,
+//! with a lock under which it frees. So tenure's calls go to the kernel directly.
+//!
+//! A call that leaves a lasting change on memory that the program has mapped is [shown](shown_call)
+//! to the launcher: unmapped by a call that it does not see, the memory would stay the pool's, with
+//! whatever the program maps there next.
 
 #![allow(unsafe_code, reason = "makes system calls")]
 
 use rustix::io::Errno;
 use std::ffi::c_long;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Makes the system call of that number. Leaves `errno` alone.
 ///
@@ -53,17 +57,48 @@ pub unsafe fn call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_
 }
 
 /// As above, by the C library: the launcher does not run on other machines.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub use shown_call as call;
-
-/// Makes a system call that changes a program's mapping, by the C library. Leaves `errno` alone.
 ///
 /// # Errors
 /// The kernel's.
 ///
 /// # Safety
 /// The kernel may act on these arguments.
-pub unsafe fn shown_call(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Result<c_long, Errno> {
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn call(number: c_long, arguments: [c_long; 6]) -> Result<c_long, Errno> {
+    // SAFETY: the caller promises that the kernel may act on these arguments.
+    unsafe { call_by_library(number, arguments) }
+}
+
+/// For the whole process: whether this copy of tenure is the launcher's. Set before the program
+/// runs.
+static IS_LAUNCHERS: AtomicBool = AtomicBool::new(false);
+
+/// This copy of tenure is the launcher's. It tells its pool itself of what it changes.
+pub fn is_launchers_copy() {
+    IS_LAUNCHERS.store(true, Ordering::Relaxed);
+}
+
+/// Makes a system call that changes a program's mapping, by the C library: the launcher may have to
+/// see it. Leaves `errno` alone.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// The kernel may act on these arguments.
+pub(crate) unsafe fn shown_call(number: c_long, arguments: [c_long; 6]) -> Result<c_long, Errno> {
+    match IS_LAUNCHERS.load(Ordering::Relaxed) {
+        // SAFETY: the caller promises that the kernel may act on these arguments.
+        true => unsafe { call(number, arguments) },
+        // SAFETY: as above.
+        false => unsafe { call_by_library(number, arguments) },
+    }
+}
+
+unsafe fn call_by_library(
+    number: c_long,
+    [a, b, c, d, e, f]: [c_long; 6],
+) -> Result<c_long, Errno> {
     let _kept = super::errno::Kept::now();
     // SAFETY: the caller promises that the kernel may act on these arguments.
     match unsafe { libc::syscall(number, a, b, c, d, e, f) } {

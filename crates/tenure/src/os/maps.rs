@@ -1,21 +1,22 @@
 //! The kind of a range's memory: mapped, private anonymous, writable, not locked.
 
-use super::errno::last_errno;
 use super::maps_line::{parse_line, Mapping};
 use super::mlock::{self, Seen};
-use super::{brief, generation, kept, kernel, small_file};
+use super::{brief, generation, kept, kernel, mincore, small_file};
 use crate::range::PageRange;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
+use rustix::mm::{msync, MsyncFlags};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Returns whether all of the range is mapped. Takes 130 ns, whatever its size, and allocates
 /// nothing. If a filter refuses both calls that ask the kernel, the range counts as mapped:
 /// forgetting memory that is there would lose reports.
 pub(crate) fn is_mapped(range: PageRange) -> bool {
+    let flags = MsyncFlags::ASYNC;
     // SAFETY: MS_ASYNC writes nothing and drops nothing; the kernel checks the range.
-    let asked = unsafe { libc::msync(range.start as *mut _, range.len(), libc::MS_ASYNC) };
-    asked == 0 || (last_errno() != Errno::NOMEM && is_mapped_by_mincore(range))
+    let asked = unsafe { msync(range.start as *mut _, range.len(), flags) };
+    asked != Err(Errno::NOMEM) && (asked.is_ok() || is_mapped_by_mincore(range))
 }
 
 fn is_mapped_by_mincore(range: PageRange) -> bool {
@@ -23,9 +24,8 @@ fn is_mapped_by_mincore(range: PageRange) -> bool {
     range.pieces(there.len() * super::page_size()).all(|piece| {
         // SAFETY: the kernel writes a byte for each page of the piece, and the buffer has room for
         // all.
-        let asked =
-            unsafe { libc::mincore(piece.start as *mut _, piece.len(), there.as_mut_ptr().cast()) };
-        asked == 0 || last_errno() != Errno::NOMEM
+        let asked = unsafe { mincore::ask(piece.start, piece.len(), &mut there) };
+        asked != Err(Errno::NOMEM)
     })
 }
 

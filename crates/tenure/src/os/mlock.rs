@@ -1,13 +1,11 @@
 //! `mlock2`, `munlock`, the whole-process calls, and a cheap check for locked memory.
 
 use super::maps_line::parse_line;
-use super::{brief, small_file};
+use super::{brief, kernel, small_file};
 use crate::range::PageRange;
 use rustix::io::Errno;
-use rustix::mm::{
-    mlock, mlock_with, mlockall, msync, munlock, munlockall, MlockAllFlags, MlockFlags, MsyncFlags,
-};
-use std::ffi::c_void;
+use rustix::mm::{msync, munlockall, MlockAllFlags, MlockFlags, MsyncFlags};
+use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A range of addresses whose owner asks whether tenure has ever locked memory there.
@@ -42,6 +40,14 @@ fn note_use(range: PageRange) {
     }
 }
 
+/// A lock lasts, so the launcher sees the calls.
+fn shown(call: c_long, range: PageRange, flags: u32) -> Result<(), Errno> {
+    let arguments = [range.start as c_long, range.len() as c_long, flags.into(), 0, 0, 0];
+    // SAFETY: locking and unlocking change where pages may go, never their contents; the kernel
+    // checks the range.
+    unsafe { kernel::shown_call(call, arguments) }.map(drop)
+}
+
 /// Locks a range, now or page by page as it is touched.
 ///
 /// A lock on fault laid over a full one weakens it, and a full one laid over a lock on fault
@@ -50,14 +56,9 @@ fn note_use(range: PageRange) {
 pub(super) fn call(range: PageRange, on_fault: bool) -> Result<(), Errno> {
     note_use(range);
     let flags = if on_fault { MlockFlags::ONFAULT } else { MlockFlags::empty() };
-    let (start, len) = (range.start as *mut c_void, range.len());
-    // SAFETY: locking changes where pages may go, never their contents; the kernel checks the
-    // range.
-    match unsafe { mlock_with(start, len, flags) } {
+    match shown(libc::SYS_mlock2, range, flags.bits()) {
         // The older call has the effect of `mlock2` without flags.
-        // SAFETY: locking changes where pages may go, never their contents; the kernel checks the
-        // range.
-        Err(errno) if !on_fault && is_refused(errno) => unsafe { mlock(start, len) },
+        Err(errno) if !on_fault && is_refused(errno) => shown(libc::SYS_mlock, range, 0),
         done => done,
     }
 }
@@ -75,9 +76,7 @@ pub(crate) fn is_refused(errno: Errno) -> bool {
 
 /// Unlocks a range, up to its first hole.
 pub(crate) fn unlock(range: PageRange) -> Result<(), Errno> {
-    // SAFETY: unlocking changes where pages may go, never their contents; the kernel checks the
-    // range.
-    unsafe { munlock(range.start as *mut c_void, range.len()) }
+    shown(libc::SYS_munlock, range, 0)
 }
 
 /// The result of `msync` on locks in a range.
@@ -147,7 +146,9 @@ pub(crate) fn lock_all(current: bool, future: bool, on_fault: bool) -> Result<()
     flags.set(MlockAllFlags::CURRENT, current);
     flags.set(MlockAllFlags::FUTURE, future);
     flags.set(MlockAllFlags::ONFAULT, on_fault);
-    mlockall(flags)
+    let arguments = [c_long::from(flags.bits()), 0, 0, 0, 0, 0];
+    // SAFETY: locking changes where pages may go, never their contents.
+    unsafe { kernel::shown_call(libc::SYS_mlockall, arguments) }.map(drop)
 }
 
 /// `munlockall`: unlocks everything, and ends the locking of later mappings.

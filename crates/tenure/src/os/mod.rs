@@ -62,6 +62,7 @@ pub(crate) mod smaps;
 pub(crate) mod stack;
 pub(crate) mod thp;
 pub(crate) mod thread;
+pub(crate) mod thread_creation;
 pub(crate) mod tid;
 pub(crate) mod touch;
 pub(crate) mod trials;
@@ -81,7 +82,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// The size of a base page.
-pub(crate) fn page_size() -> usize {
+pub fn page_size() -> usize {
     /// For the whole process: the kernel has one size. There is no lock, which a forked child could
     /// find held: threads that come here together find one size.
     static SIZE: AtomicUsize = AtomicUsize::new(0);

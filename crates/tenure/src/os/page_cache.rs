@@ -67,8 +67,7 @@ pub(crate) fn each_cached(fd: BorrowedFd<'_>, range: Range<u64>) -> Result<Vec<b
         };
         let mut answer = vec![0u8; len.div_ceil(page)];
         // SAFETY: the kernel checks the range and writes one byte for each page of it.
-        let done = unsafe { libc::mincore(map, len, answer.as_mut_ptr()) };
-        let asked = if done == 0 { Ok(()) } else { Err(last_errno()) };
+        let asked = unsafe { super::mincore::ask(map.addr(), len, &mut answer) };
         // SAFETY: the mapping was made above, and nothing refers to it.
         let _ = unsafe { munmap(map, len) };
         asked?;

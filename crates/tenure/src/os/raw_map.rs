@@ -1,9 +1,10 @@
 //! `mmap` with a caller's own flags, and a move of a mapping over another.
 
 use super::errno::last_errno;
+use super::kernel::shown_call;
 use crate::range::PageRange;
 use rustix::io::Errno;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long};
 
 /// Calls `mmap` with these arguments.
 ///
@@ -17,12 +18,16 @@ pub(crate) unsafe fn map(
     fd: i32,
     offset: i64,
 ) -> Result<usize, Errno> {
-    // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
-    let at = unsafe { libc::mmap(addr as *mut c_void, len, protection, flags, fd, offset) };
-    if at == libc::MAP_FAILED {
-        return Err(last_errno());
+    // On s390x the call by number takes its arguments in another way.
+    if cfg!(target_arch = "s390x") {
+        // SAFETY: as below.
+        let at = unsafe { libc::mmap(addr as *mut _, len, protection, flags, fd, offset) };
+        return if at == libc::MAP_FAILED { Err(last_errno()) } else { Ok(at.addr()) };
     }
-    Ok(at as usize)
+    let (len, protection, flags) = (len as c_long, protection.into(), flags.into());
+    let arguments = [addr as c_long, len, protection, flags, fd.into(), offset];
+    // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
+    unsafe { shown_call(libc::SYS_mmap, arguments) }.map(|at| at as usize)
 }
 
 /// Moves a mapping to `to`, in place of the mappings there, with its locks and its charge. After a
@@ -32,20 +37,11 @@ pub(crate) unsafe fn map(
 /// # Safety
 /// Nothing refers to either range.
 pub(crate) unsafe fn move_over(from: PageRange, to: usize) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let len = from.len() as c_long;
+    let arguments = [from.start as c_long, len, len, flags.into(), to as c_long, 0];
     // SAFETY: the caller promises that nothing refers to either range.
-    let at = unsafe {
-        libc::mremap(
-            from.start as *mut c_void,
-            from.len(),
-            from.len(),
-            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-            to as *mut c_void,
-        )
-    };
-    if at == libc::MAP_FAILED {
-        return Err(last_errno());
-    }
-    Ok(())
+    unsafe { shown_call(libc::SYS_mremap, arguments) }.map(drop)
 }
 
 /// Sets a range's protection.
@@ -53,9 +49,7 @@ pub(crate) unsafe fn move_over(from: PageRange, to: usize) -> Result<(), Errno> 
 /// # Safety
 /// No code relies on an access that is taken away.
 pub(crate) unsafe fn protect(range: PageRange, protection: c_int) -> Result<(), Errno> {
+    let arguments = [range.start as c_long, range.len() as c_long, protection.into(), 0, 0, 0];
     // SAFETY: the caller promises that no code relies on an access that is taken away.
-    match unsafe { libc::mprotect(range.start as *mut c_void, range.len(), protection) } {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
+    unsafe { shown_call(libc::SYS_mprotect, arguments) }.map(drop)
 }

@@ -1,5 +1,6 @@
 //! Stacks of tenure's own threads, [apart](super::apart) from the program's mappings.
 
+use super::thread_creation::{create, Body};
 use super::{generation, page_size, raw_map, reserve, tid};
 use crate::range::PageRange;
 use std::ffi::{c_int, c_void};
@@ -43,8 +44,6 @@ const NO_THREAD: i32 = 0;
 /// Mostly one is used: a thread starts when the one before it has ended.
 const PLACES: usize = 4;
 const BYTES: usize = 256 << 10;
-
-type Body = extern "C" fn(*mut c_void) -> *mut c_void;
 
 impl Stack {
     /// Makes an empty value, without memory.
@@ -142,7 +141,7 @@ impl Stack {
                         (body, argument)
                     }
                 };
-                let failed = libc::pthread_create(thread.as_mut_ptr(), attributes, body, argument);
+                let failed = create(thread.as_mut_ptr(), attributes, body, argument);
                 libc::pthread_attr_destroy(attributes);
                 failed
             } else {

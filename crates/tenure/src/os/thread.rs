@@ -165,9 +165,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
     // SAFETY: `spawn_quiet` made the pointer from such a box, for this call alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
     let _taken_out = TakenOut::new();
-    // SAFETY: the name ends with a zero and lives through the call; only this thread's name
-    // changes.
-    unsafe { libc::prctl(libc::PR_SET_NAME, start.name.as_ptr()) };
+    let _ = rustix::thread::set_name(&start.name);
     let _ = super::caught::caught(start.body);
     std::ptr::null_mut()
 }
@@ -235,8 +233,12 @@ fn create(start: *mut Start, stack_bytes: usize) -> io::Result<Thread> {
             return Err(io::Error::from_raw_os_error(failed));
         }
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
-        let failed =
-            libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, start.cast());
+        let failed = super::thread_creation::create(
+            thread.as_mut_ptr(),
+            attributes.as_ptr(),
+            run,
+            start.cast(),
+        );
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
         match failed {
             0 => Ok(Thread(thread.assume_init())),

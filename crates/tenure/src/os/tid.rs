@@ -83,8 +83,7 @@ fn file_of<'a>(number: i32, name: &str, buffer: &'a mut [u8]) -> Option<&'a str>
 pub(crate) fn main_has_ended() -> bool {
     // A thread that has ended has no working directory.
     let mut byte = [0_u8; 1];
-    // SAFETY: the kernel reads a constant string, and writes one byte at most.
-    unsafe { libc::readlink(c"/proc/self/cwd".as_ptr(), byte.as_mut_ptr().cast(), 1) < 0 }
+    rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self/cwd", &mut byte).is_err()
 }
 
 #[cfg(test)]

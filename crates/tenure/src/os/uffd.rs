@@ -7,12 +7,11 @@
 //! program cannot close or replace by another file.
 
 use super::brief::{self, Brief};
-use super::errno::last_errno;
 use super::{generation, kernel, wiped};
 use crate::range::PageRange;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use std::ffi::c_long;
+use std::ffi::{c_long, CStr};
 use std::mem::ManuallyDrop;
 
 const UFFD_API: u64 = 0xAA;
@@ -47,8 +46,13 @@ struct RangeArg {
 struct Register {
     range: RangeArg,
     mode: u64,
+    /// The kernel reads none of it, and writes here which requests the range takes.
     ioctls: u64,
 }
+
+/// The last word of a registration by tenure. The launcher knows it by this, and leaves pages of
+/// zeros as they are: to tenure a page that is missing there was purged.
+pub const REGISTERED_BY_TENURE: u64 = u64::from_ne_bytes(*b"tenure\0\x01");
 
 #[repr(C)]
 #[derive(Clone, core::marker::Copy)]
@@ -195,7 +199,7 @@ fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Errno> {
 
 /// `argument`: valid for reading and writing.
 fn ioctl_at<T>(fd: RawFd, request: u64, argument: *mut T) -> Result<(), Errno> {
-    // Another copy of tenure, the launcher's, lets go of the memory.
+    // The launcher's copy of tenure lets go of the memory.
     let call = if request == IOC_REGISTER { kernel::shown_call } else { kernel::call };
     let arguments = [fd.into(), request as c_long, argument.addr() as c_long, 0, 0, 0];
     loop {
@@ -206,7 +210,7 @@ fn ioctl_at<T>(fd: RawFd, request: u64, argument: *mut T) -> Result<(), Errno> {
             Ok(_) => return Ok(()),
             // The address space is being changed (a fork is under way), and the kernel wants a
             // retry.
-            Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
+            Err(Errno::AGAIN | Errno::INTR) => super::futex::yield_now(),
             Err(errno) => return Err(errno),
         }
     }
@@ -219,8 +223,13 @@ fn range_arg(range: PageRange) -> RangeArg {
 /// From here on userfaultfd handles the missing pages of the range. `ENOMEM`: too many mappings.
 /// `EINVAL`: not private anonymous (or shmem) memory. `EBUSY`: watched by another userfaultfd.
 pub(crate) fn register(watcher: Watcher, range: PageRange) -> Result<(), Errno> {
-    let mut argument = Register { range: range_arg(range), mode: MODE_MISSING, ioctls: 0 };
-    watcher.act(IOC_REGISTER, &mut argument)
+    let mut argument =
+        Register { range: range_arg(range), mode: MODE_MISSING, ioctls: REGISTERED_BY_TENURE };
+    let registered = watcher.act(IOC_REGISTER, &mut argument);
+    // Left on the stack, the mark could end up in a registration of the program's.
+    argument.ioctls = 0;
+    std::hint::black_box(&argument);
+    registered
 }
 
 /// Ends the registration: missing pages fault in as zeros again. Wakes the threads that wait in the
@@ -371,9 +380,9 @@ fn names_userfaultfd(fd: RawFd) -> bool {
     for i in 0..count {
         path[start + i] = digits[count - 1 - i];
     }
-    // SAFETY: `path` ends in a NUL, and `name` has the length that is passed.
-    let len = unsafe { libc::readlink(path.as_ptr().cast(), name.as_mut_ptr().cast(), name.len()) };
-    len > 0 && name[..len as usize].starts_with(b"anon_inode:[userfaultfd]")
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return false };
+    let len = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name);
+    len.is_ok_and(|len| name[..len].starts_with(b"anon_inode:[userfaultfd]"))
 }
 
 /// Gives the calling thread a descriptor table of its own that holds only `keep`.
@@ -388,11 +397,10 @@ pub(crate) fn private_descriptor_table(keep: &mut [RawFd]) -> Result<(), Errno> 
         if first > last || last == u32::MAX && kept != u32::MAX {
             continue;
         }
+        let arguments = [first.into(), last.into(), flags.into(), 0, 0, 0];
         // SAFETY: with CLOSE_RANGE_UNSHARE the kernel first gives this thread a table of its own.
         // So no other thread loses a descriptor, and this thread uses none but `keep`.
-        if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {
-            return Err(last_errno());
-        }
+        unsafe { kernel::call(libc::SYS_close_range, arguments) }?;
         flags = 0;
     }
     Ok(())

@@ -95,7 +95,7 @@ fn wait_while(longest: Duration, holds: impl Fn() -> bool) {
     if holds() {
         let began = Instant::now();
         while holds() && began.elapsed() < longest {
-            std::thread::yield_now();
+            crate::os::futex::yield_now();
         }
     }
 }
@@ -192,7 +192,7 @@ pub(super) fn any(reservation: &Reservation, spot: Spot) {
         if since.get_or_insert_with(Instant::now).elapsed() >= IN_OTHER_HANDS {
             return;
         }
-        std::thread::yield_now();
+        crate::os::futex::yield_now();
     }
 }
 

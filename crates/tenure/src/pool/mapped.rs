@@ -504,7 +504,7 @@ unsafe fn unmap_part(reservation: &Reservation, spot: Spot, part: PageRange) -> 
             break;
         }
         leave::wait();
-        std::thread::yield_now();
+        crate::os::futex::yield_now();
     }
     match run.state() {
         state::IN_USE => {}

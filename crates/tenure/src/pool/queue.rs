@@ -111,7 +111,7 @@ pub(super) fn wait_for_slice(spot: Spot) {
     lock::assert_not_held(Rank::PoolDecay);
     fence(Ordering::SeqCst);
     while QUEUE.slice_of.load(Ordering::SeqCst) == code(spot) {
-        std::thread::yield_now();
+        crate::os::futex::yield_now();
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         let step = AtomicU32::new(0);
         let come_to = |number| {
             while step.load(Ordering::SeqCst) < number {
-                std::thread::yield_now();
+                crate::os::futex::yield_now();
             }
         };
         let tell = |number| step.store(number, Ordering::SeqCst);

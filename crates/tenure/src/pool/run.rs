@@ -88,7 +88,7 @@ impl Run {
     pub fn state(&self) -> u32 {
         loop {
             match self.state.load(Ordering::Acquire) {
-                state::TRIMMED => std::thread::yield_now(),
+                state::TRIMMED => crate::os::futex::yield_now(),
                 state => return state,
             }
         }

@@ -179,7 +179,7 @@ impl Job {
     pub fn open(&self, helpers: usize) {
         let until = Instant::now() + AWAKE;
         while self.arrived.load(Ordering::Acquire) < helpers && Instant::now() < until {
-            std::thread::yield_now();
+            crate::os::futex::yield_now();
         }
         self.ring(&self.open);
     }
@@ -191,7 +191,7 @@ impl Job {
         let until = Instant::now() + AWAKE;
         let is_open = || self.open.load(Ordering::Acquire);
         while !is_open() && Instant::now() < until {
-            std::thread::yield_now();
+            crate::os::futex::yield_now();
         }
         self.changed.wait_until(is_open);
     }

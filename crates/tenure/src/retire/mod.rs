@@ -178,8 +178,8 @@ pub unsafe fn munmap(addr: *mut u8, len: usize) -> Result<Way> {
 
 /// Unmaps as [`munmap`] does, for an allocator. It neither allocates nor creates a thread, and
 /// keeps `errno`. A signal handler that has interrupted this call or `malloc` may make it. While
-/// another thread forks, the call waits for no lock that the fork holds: it unmaps in slices if it
-/// cannot retire. The error is the kernel's errno.
+/// another thread forks, the call waits for no lock that the fork holds (under the launcher for 0.1 s
+/// at most): it unmaps in slices if it cannot retire. The error is the kernel's errno.
 ///
 /// ```
 /// let memory = std::mem::ManuallyDrop::new(tenure::Mapping::anonymous(64 << 20)?);

@@ -271,12 +271,12 @@ mod tests {
                     let _busy = BUSY.lock();
                     taken.store(true, Ordering::Release);
                     while taken.load(Ordering::Acquire) {
-                        std::thread::yield_now();
+                        crate::os::futex::yield_now();
                     }
                 });
                 while !taken.load(Ordering::Acquire) {
                     assert!(!over.is_finished());
-                    std::thread::yield_now();
+                    crate::os::futex::yield_now();
                 }
                 let has_all = hold_within(SHORT_WAIT, || {
                     BUSY.hold();

@@ -106,7 +106,7 @@ pub(super) fn remove(region: &Arc<Region>) {
     let Some(place) = places().find(is_it) else { return };
     place.region.store(null_mut(), Ordering::SeqCst);
     while place.looking.load(Ordering::SeqCst) > 0 {
-        std::thread::yield_now();
+        crate::os::futex::yield_now();
     }
     let process = place.process.load(Ordering::Relaxed);
     place.is_taken.store(false, Ordering::Release);
