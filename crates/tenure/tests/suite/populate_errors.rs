@@ -248,7 +248,17 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = tool("umount", &[&self.mounted()]);
+        // A child that another test of this process starts has the files open until it runs its
+        // program.
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let is_busy = |said: String| said.contains("busy");
+        while tool("umount", &[&self.mounted()]).is_err_and(is_busy) {
+            if deadline.is_over() {
+                let _ = tool("umount", &["--lazy", &self.mounted()]);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
