@@ -2,6 +2,7 @@
  * has to see what the library does to it. */
 #include "check.h"
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 
 #define LEN (4 * MIB)
@@ -145,6 +146,72 @@ static void locks_are_not_inherited(void)
     }
 }
 
+static int refused(int answer)
+{
+    return answer == -1 && errno == ENOMEM;
+}
+
+/* What the pool keeps free is not the program's. */
+static void unmapped_memory_is_refused(size_t len)
+{
+    unsigned char *at = anonymous(len);
+    memset(at, 1, len);
+    CHECK(munmap(at, len) == 0);
+    CHECK(refused(tenure_mnovolatile(at, len)));
+    CHECK(refused(tenure_forget(at, len)));
+}
+
+/* The kernel joins a mapping made by the library with the mappings beside it: mremap() moves all. */
+static void replaced_pieces_join(void)
+{
+    const size_t quarter = LEN / 4;
+    unsigned char *at = anonymous(LEN);
+    memset(at, 1, LEN);
+    CHECK(tenure_mmap(at + quarter, quarter, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at + quarter);
+    unsigned char *to = mremap(at, LEN, 2 * LEN, MREMAP_MAYMOVE);
+    CHECK(to != MAP_FAILED);
+    for (size_t n = 0; n < 4; n++)
+        CHECK(page_is(to + n * quarter, n != 1));
+    CHECK(munmap(to, 2 * LEN) == 0);
+}
+
+static int stop;
+
+static void *fork_again_and_again(void *nothing)
+{
+    while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        CHECK(ending(child) == 0);
+    }
+    return nothing;
+}
+
+/* An unmapping of many blocks of the pool's waits for a fork once, not once for each. */
+static void forks_are_waited_for_once(void)
+{
+    enum { BLOCKS = 500 };
+    const size_t len = 17 * PAGE;
+    pthread_t forks;
+    CHECK(pthread_create(&forks, NULL, fork_again_and_again, NULL) == 0);
+    for (int turn = 0; turn < 30; turn++) {
+        unsigned char *low = NULL, *high = NULL;
+        for (int n = 0; n <= BLOCKS; n++) {
+            unsigned char *at = n < BLOCKS ? anonymous(len) : NULL;
+            /* Nothing else fits between two blocks: the pool leaves one page there at most. */
+            int is_next = at && low && at <= high + PAGE && at + len + PAGE >= low;
+            if (low && !is_next)
+                CHECK(tenure_munmap(low, (size_t)(high - low)) == 0);
+            low = is_next && low < at ? low : at;
+            high = is_next && high > at + len ? high : at + len;
+        }
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    CHECK(pthread_join(forks, NULL) == 0);
+}
+
 int main(void)
 {
     unsigned char *block = aligned();
@@ -161,5 +228,9 @@ int main(void)
     new_memory_is_zero(MIB, MIB / 2);
     new_memory_is_zero(80 * MIB, 0);
     locks_are_not_inherited();
+    unmapped_memory_is_refused(17 * PAGE);
+    unmapped_memory_is_refused(MIB + PAGE);
+    replaced_pieces_join();
+    forks_are_waited_for_once();
     return 0;
 }

@@ -44,6 +44,7 @@ fn its_calls_of_exported_names_are_known() {
         "munmap",
         "realloc",
         // A copy of tenure that is not the launcher's.
+        "mmap",
         "syscall",
         "pthread_create",
     ];

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapping::{whole_pages, Mapping};
 use crate::os::lock_on_fault::lock_on_fault;
 use crate::os::mlock::{self, Seen};
-use crate::os::{self, maps, raw_map, reserve};
+use crate::os::{self, detach, maps, raw_map};
 use crate::range::PageRange;
 use crate::text::{text, Words};
 use rustix::fd::AsFd;
@@ -182,7 +182,7 @@ pub unsafe fn mmap_on_fault(
         let unit = maps::describe(range).ok().and_then(|found| Some(found.first()?.page_size));
         let whole = range.start + size.next_multiple_of(unit.unwrap_or(page));
         // SAFETY: the mapping was made above, and no other code knows it.
-        let _ = unsafe { reserve::unmap(PageRange::new(range.start, whole)) };
+        let _ = unsafe { detach::unmap(range.start, whole - range.start) };
     }
     settled.map(|at| at as *mut u8)
 }

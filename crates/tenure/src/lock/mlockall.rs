@@ -11,7 +11,7 @@ use super::{diagnose, explain, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::mlock::{self, Seen};
 use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::{limits, maps, page_size, raw_map, reserve};
+use crate::os::{detach, limits, maps, page_size, raw_map};
 use crate::range::PageRange;
 use crate::text::text;
 use crate::tracking;
@@ -222,7 +222,7 @@ fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
         }
     });
     // SAFETY: the mapping was made above, and no other code knows it.
-    let _ = unsafe { reserve::unmap(range) };
+    let _ = unsafe { detach::unmap(range.start, range.len()) };
     Ok(found)
 }
 

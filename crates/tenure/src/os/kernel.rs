@@ -78,8 +78,12 @@ pub fn is_launchers_copy() {
     IS_LAUNCHERS.store(true, Ordering::Relaxed);
 }
 
-/// Makes a system call that changes a program's mapping, by the C library: the launcher may have to
-/// see it. Leaves `errno` alone.
+pub(crate) fn is_launchers() -> bool {
+    IS_LAUNCHERS.load(Ordering::Relaxed)
+}
+
+/// Makes a system call that changes a program's mapping, or asks what is mapped, by the C library:
+/// the launcher may have to see it. Leaves `errno` alone.
 ///
 /// # Errors
 /// The kernel's.
@@ -87,7 +91,7 @@ pub fn is_launchers_copy() {
 /// # Safety
 /// The kernel may act on these arguments.
 pub(crate) unsafe fn shown_call(number: c_long, arguments: [c_long; 6]) -> Result<c_long, Errno> {
-    match IS_LAUNCHERS.load(Ordering::Relaxed) {
+    match is_launchers() {
         // SAFETY: the caller promises that the kernel may act on these arguments.
         true => unsafe { call(number, arguments) },
         // SAFETY: as above.

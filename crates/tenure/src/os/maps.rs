@@ -1,30 +1,35 @@
 //! The kind of a range's memory: mapped, private anonymous, writable, not locked.
 
+use super::kernel::{self, shown_call};
 use super::maps_line::{parse_line, Mapping};
 use super::mlock::{self, Seen};
-use super::{brief, generation, kept, kernel, mincore, small_file};
+use super::{brief, generation, kept, small_file};
 use crate::range::PageRange;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
-use rustix::mm::{msync, MsyncFlags};
+use std::ffi::c_long;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Returns whether all of the range is mapped. Takes 130 ns, whatever its size, and allocates
 /// nothing. If a filter refuses both calls that ask the kernel, the range counts as mapped:
 /// forgetting memory that is there would lose reports.
 pub(crate) fn is_mapped(range: PageRange) -> bool {
-    let flags = MsyncFlags::ASYNC;
+    let (start, len) = (range.start as c_long, range.len() as c_long);
+    // The launcher sees the question: what its pool keeps free there is not the program's.
     // SAFETY: MS_ASYNC writes nothing and drops nothing; the kernel checks the range.
-    let asked = unsafe { msync(range.start as *mut _, range.len(), flags) };
+    let asked =
+        unsafe { shown_call(libc::SYS_msync, [start, len, libc::MS_ASYNC.into(), 0, 0, 0]) };
     asked != Err(Errno::NOMEM) && (asked.is_ok() || is_mapped_by_mincore(range))
 }
 
 fn is_mapped_by_mincore(range: PageRange) -> bool {
     let mut there = [0u8; 256];
     range.pieces(there.len() * super::page_size()).all(|piece| {
+        let (start, len) = (piece.start as c_long, piece.len() as c_long);
+        let answer = there.as_mut_ptr().addr() as c_long;
         // SAFETY: the kernel writes a byte for each page of the piece, and the buffer has room for
         // all.
-        let asked = unsafe { mincore::ask(piece.start, piece.len(), &mut there) };
+        let asked = unsafe { shown_call(libc::SYS_mincore, [start, len, answer, 0, 0, 0]) };
         asked != Err(Errno::NOMEM)
     })
 }

@@ -1,7 +1,7 @@
 //! `mmap` with a caller's own flags, and a move of a mapping over another.
 
-use super::errno::last_errno;
-use super::kernel::shown_call;
+use super::errno::{last_errno, Kept};
+use super::kernel::{self, shown_call};
 use crate::range::PageRange;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_long};
@@ -18,16 +18,20 @@ pub(crate) unsafe fn map(
     fd: i32,
     offset: i64,
 ) -> Result<usize, Errno> {
-    // On s390x the call by number takes its arguments in another way.
-    if cfg!(target_arch = "s390x") {
-        // SAFETY: as below.
-        let at = unsafe { libc::mmap(addr as *mut _, len, protection, flags, fd, offset) };
-        return if at == libc::MAP_FAILED { Err(last_errno()) } else { Ok(at.addr()) };
+    if kernel::is_launchers() {
+        let (len, protection, flags) = (len as c_long, protection.into(), flags.into());
+        let arguments = [addr as c_long, len, protection, flags, fd.into(), offset];
+        // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would
+        // replace.
+        return unsafe { kernel::call(libc::SYS_mmap, arguments) }.map(|at| at as usize);
     }
-    let (len, protection, flags) = (len as c_long, protection.into(), flags.into());
-    let arguments = [addr as c_long, len, protection, flags, fd.into(), offset];
+    let _kept = Kept::now();
+    // By its name: only the launcher's `mmap` lets the kernel join the mapping with its neighbours.
     // SAFETY: the caller promises that nothing refers to memory that a `MAP_FIXED` would replace.
-    unsafe { shown_call(libc::SYS_mmap, arguments) }.map(|at| at as usize)
+    match unsafe { libc::mmap(addr as *mut _, len, protection, flags, fd, offset) } {
+        libc::MAP_FAILED => Err(last_errno()),
+        at => Ok(at.addr()),
+    }
 }
 
 /// Moves a mapping to `to`, in place of the mappings there, with its locks and its charge. After a

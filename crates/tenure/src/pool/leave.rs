@@ -12,10 +12,11 @@ use super::counters::{self, Counter};
 use super::reservation::{Reservation, Spot};
 use super::run::{flag, state};
 use super::{central_list, given_up, lookup, queue, split};
-use crate::os::arena;
 use crate::os::mlock::{self, Seen};
 use crate::os::signal::Blocked;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::os::{arena, generation};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// For each fresh run the pool checks so many runs that have left, one after the other.
@@ -26,20 +27,31 @@ const TRIES: usize = 2;
 const IN_OTHER_HANDS: Duration = Duration::from_secs(1);
 
 struct Leave {
-    /// Runs that are on their way out of the pool.
-    leaving: AtomicU32,
-    /// A fork is under way: its child would have such a run for ever.
-    held: AtomicBool,
+    /// Runs that are on their way out of the pool, with the [process](generation) whose they are in
+    /// the upper half: a child does not have the threads that unmap them.
+    leaving: AtomicU64,
+    /// The number of the fork that is under way: its child would have such a run for ever. 0: none.
+    held: AtomicU32,
+    /// The number of the last fork.
+    forks: AtomicU32,
     /// Runs that were unmapped stay accessible.
     accessible: AtomicBool,
 }
 
 /// For the whole process, as the pool is.
 static LEAVE: Leave = Leave {
-    leaving: AtomicU32::new(0),
-    held: AtomicBool::new(false),
+    leaving: AtomicU64::new(0),
+    held: AtomicU32::new(0),
+    forks: AtomicU32::new(0),
     accessible: AtomicBool::new(false),
 };
+
+thread_local! {
+    // Constant and without a destructor: it allocates nothing.
+    /// Each thread's own: it unmaps many runs in one call. The number of the fork for which it has
+    /// waited too long, or that it has begun.
+    static TOO_LONG: Cell<u32> = const { Cell::new(0) };
+}
 
 /// See [`keep_accessible`](super::mapped::keep_accessible).
 pub(super) fn keep_accessible(yes: bool) {
@@ -75,11 +87,14 @@ impl Leaving {
         let blocked = (!given_up::is_filtered()).then(Blocked::all);
         // This is set before another mapping can get the first address.
         given_up::expect_holes();
-        LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
-        if LEAVE.held.load(Ordering::SeqCst) {
-            LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
-            wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst));
-            LEAVE.leaving.fetch_add(1, Ordering::SeqCst);
+        count_leaving(|runs| runs + 1);
+        let fork = LEAVE.held.load(Ordering::SeqCst);
+        // The fork may be waiting for this thread, which unmaps 500 runs: it waits for it once.
+        if fork != 0 && TOO_LONG.get() != fork {
+            count_leaving(|runs| runs - 1);
+            let is_over = wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst) == fork);
+            TOO_LONG.set(if is_over { 0 } else { fork });
+            count_leaving(|runs| runs + 1);
         }
         Leaving { _blocked: blocked }
     }
@@ -87,39 +102,62 @@ impl Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        LEAVE.leaving.fetch_sub(1, Ordering::SeqCst);
+        count_leaving(|runs| runs - 1);
     }
 }
 
-fn wait_while(longest: Duration, holds: impl Fn() -> bool) {
+fn count_leaving(change: impl Fn(u32) -> u32) {
+    let process = generation::current() as u32;
+    let count = |word| Some(u64::from(process) << 32 | u64::from(change(runs_of(process, word))));
+    let _ = LEAVE.leaving.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count);
+}
+
+fn runs_of(process: u32, leaving: u64) -> u32 {
+    if (leaving >> 32) as u32 == process {
+        leaving as u32
+    } else {
+        0
+    }
+}
+
+/// Returns whether it holds no more.
+fn wait_while(longest: Duration, holds: impl Fn() -> bool) -> bool {
     if holds() {
         let began = Instant::now();
-        while holds() && began.elapsed() < longest {
+        while holds() {
+            if began.elapsed() >= longest {
+                return false;
+            }
             crate::os::futex::yield_now();
         }
     }
+    true
 }
 
 /// Waits until all runs that were on their way out have left. Their unmapping is then done.
 pub(super) fn wait() {
-    wait_while(FOR_AN_UNMAP, || LEAVE.leaving.load(Ordering::SeqCst) != 0);
+    let process = generation::current() as u32;
+    let any = || runs_of(process, LEAVE.leaving.load(Ordering::SeqCst)) != 0;
+    let _ = wait_while(FOR_AN_UNMAP, any);
 }
 
 /// Called before a fork.
 pub(super) fn hold() {
-    LEAVE.held.store(true, Ordering::SeqCst);
+    let fork = LEAVE.forks.fetch_add(1, Ordering::SeqCst).wrapping_add(1).max(1);
+    // The fork handlers of others, also in the child, may unmap before this fork's hold ends.
+    TOO_LONG.set(fork);
+    LEAVE.held.store(fork, Ordering::SeqCst);
     wait();
 }
 
 /// Called after the fork.
 pub(super) fn release_held() {
-    LEAVE.held.store(false, Ordering::SeqCst);
+    LEAVE.held.store(0, Ordering::SeqCst);
 }
 
 /// Called in a child, where no other thread exists.
 pub(super) fn reset_in_child() {
-    LEAVE.held.store(false, Ordering::SeqCst);
-    LEAVE.leaving.store(0, Ordering::SeqCst);
+    LEAVE.held.store(0, Ordering::SeqCst);
 }
 
 /// Lets a mapping's run leave the pool; the program keeps its part. `false`: it is an allocation,
