@@ -14,23 +14,26 @@ use std::ffi::c_void;
 /// Large enough for few calls, small enough not to take much more than requested.
 const STEP: usize = 4 << 20;
 
-/// Has the kernel discard about `bytes` of the memory that this process has offered.
-pub fn reclaim(bytes: u64) -> anyhow::Result<()> {
+/// Has the kernel discard about `bytes` of the memory that this process has offered. Returns how
+/// many went.
+pub fn reclaim(bytes: u64) -> anyhow::Result<u64> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").context("reading smaps")?;
-    let before = own_resident();
+    let mut gone = 0;
     for (start, end) in offered(&smaps) {
         for at in (start..end).step_by(STEP) {
-            if before.saturating_sub(own_resident()) >= bytes {
-                return Ok(());
+            if gone >= bytes {
+                return Ok(gone);
             }
+            let before = own_resident();
             let len = STEP.min(end - at);
             // SAFETY: in any mapping, this advice changes no byte on which the program may rely: it
             // drops pages that were given up, and at most moves others to swap. A range that was
             // unmapped meanwhile only gives an error.
             let _ = unsafe { madvise(at as *mut c_void, len, Advice::LinuxPageOut) };
+            gone += before.saturating_sub(own_resident());
         }
     }
-    Ok(())
+    Ok(gone)
 }
 
 fn own_resident() -> u64 {

@@ -7,11 +7,15 @@ use tenure_measure::{MemoryCgroup, Unavailable};
 
 /// Set in the environment of the program that systemd-run starts for this one.
 const IN_SCOPE: &str = "TENURE_DEMO_IN_SCOPE";
-/// How long the stand-in lets a worker give up memory before it kills, as the kernel tries to
-/// reclaim before it kills.
+/// How long the stand-in goes on when the worker gives up nothing. As the kernel, it kills only then:
+/// a worker that fills the room as fast as it is emptied is no reason.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often the worker must have tried by then: on a busy machine it may not have run at all.
+/// How often the worker must have tried in vain by then: on a busy machine it may not have run at
+/// all.
 const TRIES: u64 = 4;
+/// The stand-in wants a part of the limit more than it needs: the worker goes on to fill the room
+/// until the neighbour has taken it.
+const HEADROOM: u64 = 64;
 
 /// The source of the limit, chosen once for the whole demo.
 #[derive(Clone, Debug)]
@@ -89,9 +93,17 @@ fn enter_user_scope() -> String {
 pub struct Room {
     limit: u64,
     group: Option<MemoryCgroup>,
-    /// Since when the stand-in has been short of memory, and how often the worker had given up some
-    /// by then.
-    short_since: Option<(Instant, u64)>,
+    /// Since when the worker has given up nothing although memory is short, and its counts then.
+    short_since: Option<(Instant, GivenUp)>,
+}
+
+/// What the worker has given up so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenUp {
+    /// How often it has tried.
+    pub tries: u64,
+    /// Bytes that went.
+    pub bytes: u64,
 }
 
 /// The stand-in's decision about the requested memory.
@@ -101,7 +113,7 @@ pub enum Verdict {
     Fits,
     /// The worker must first give up this much.
     Short(u64),
-    /// The worker did not give it up in time.
+    /// The worker has nothing to give up.
     OutOfMemory,
 }
 
@@ -148,16 +160,17 @@ impl Room {
         self.group.as_ref().map_or(0, MemoryCgroup::oom_kills)
     }
 
-    /// Returns whether `wanted` bytes fit, after the worker has given up some `gave_up` times so
-    /// far. With a cgroup the kernel decides when the memory is touched.
-    pub fn judge(&mut self, wanted: u64, now: Instant, gave_up: u64) -> Verdict {
+    /// Returns whether `wanted` bytes fit. With a cgroup the kernel decides when the memory is
+    /// touched.
+    pub fn judge(&mut self, wanted: u64, now: Instant, given_up: GivenUp) -> Verdict {
         if self.group.is_some() || wanted <= self.limit {
             self.short_since = None;
             return Verdict::Fits;
         }
-        let (since, before) = *self.short_since.get_or_insert((now, gave_up));
-        if now - since < GRACE || gave_up < before + TRIES {
-            Verdict::Short(wanted - self.limit)
+        let in_vain = self.short_since.filter(|(_, before)| before.bytes == given_up.bytes);
+        let (since, before) = *self.short_since.insert(in_vain.unwrap_or((now, given_up)));
+        if now - since < GRACE || given_up.tries < before.tries + TRIES {
+            Verdict::Short(wanted - self.limit + self.limit / HEADROOM)
         } else {
             Verdict::OutOfMemory
         }
@@ -169,18 +182,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stand_in_waits_before_it_kills() {
+    fn the_stand_in_kills_when_nothing_is_given_up() {
         let stand_in = Enforcement::StandIn { reason: "test".into() };
         let mut room = Room::open(&stand_in, 100).unwrap();
         let start = Instant::now();
-        let at = |millis| start + Duration::from_millis(millis);
-        assert_eq!(room.judge(100, at(0), 0), Verdict::Fits);
-        assert_eq!(room.judge(130, at(10), 0), Verdict::Short(30));
-        assert_eq!(room.judge(110, at(400), 5), Verdict::Short(10));
-        assert_eq!(room.judge(90, at(450), 5), Verdict::Fits);
-        assert_eq!(room.judge(101, at(500), 5), Verdict::Short(1), "the grace starts anew");
-        assert_eq!(room.judge(101, at(1100), 8), Verdict::Short(1), "the worker has not run");
-        assert_eq!(room.judge(101, at(1100), 9), Verdict::OutOfMemory);
+        let mut judge = |wanted, millis, tries, bytes| {
+            room.judge(wanted, start + Duration::from_millis(millis), GivenUp { tries, bytes })
+        };
+        assert_eq!(judge(100, 0, 0, 0), Verdict::Fits);
+        assert_eq!(judge(130, 10, 0, 0), Verdict::Short(31));
+        assert_eq!(judge(110, 400, 5, 0), Verdict::Short(11));
+        assert_eq!(judge(90, 450, 5, 0), Verdict::Fits);
+        assert_eq!(judge(101, 500, 5, 0), Verdict::Short(2), "the grace starts anew");
+        assert_eq!(judge(101, 1100, 8, 0), Verdict::Short(2), "the worker has not run");
+        assert_eq!(judge(101, 1200, 9, 1), Verdict::Short(2), "it gave up something");
+        assert_eq!(judge(101, 1699, 20, 1), Verdict::Short(2), "the grace has started anew");
+        assert_eq!(judge(101, 1700, 13, 1), Verdict::OutOfMemory);
     }
 
     #[test]

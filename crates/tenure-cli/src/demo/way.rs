@@ -3,7 +3,7 @@
 
 use super::outcome::{Death, Outcome, Sample, Way, Who};
 use super::process::{self, Process};
-use super::room::{Enforcement, Room, Verdict};
+use super::room::{Enforcement, GivenUp, Room, Verdict};
 use super::schedule::Schedule;
 use super::store::Kind;
 use super::wire::{Hold, Holds, Plan, ToWorker};
@@ -160,7 +160,8 @@ impl Run<'_> {
             self.ask(wanted)?;
         }
         let together = self.workers.resident() + self.neighbour.resident().max(wanted);
-        match self.room.judge(together, now, self.counts.gave_up) {
+        let given_up = GivenUp { tries: self.counts.tries, bytes: self.counts.given_up_bytes };
+        match self.room.judge(together, now, given_up) {
             Verdict::Fits => {}
             Verdict::Short(bytes) => {
                 if self.told_to_give_up.is_none_or(|told| now - told >= GIVE_UP_EVERY) {

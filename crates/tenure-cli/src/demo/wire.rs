@@ -73,8 +73,10 @@ pub struct Counts {
     pub cache_bytes: u64,
     /// Bytes that the kernel has taken from the cache.
     pub taken_bytes: u64,
-    /// How often it has given up memory on request, as far as it could.
-    pub gave_up: u64,
+    /// How often it has tried to give up memory on request.
+    pub tries: u64,
+    /// Bytes that it has given up in all of them.
+    pub given_up_bytes: u64,
 }
 
 impl Counts {
@@ -96,7 +98,8 @@ impl Counts {
             changed_files: self.changed_files + other.changed_files,
             cache_bytes: bytes(self.cache_bytes, other.cache_bytes),
             taken_bytes: bytes(self.taken_bytes, other.taken_bytes),
-            gave_up: self.gave_up + other.gave_up,
+            tries: self.tries + other.tries,
+            given_up_bytes: self.given_up_bytes + other.given_up_bytes,
         }
     }
 }

@@ -7,7 +7,10 @@ use super::store::{self, Store};
 use super::wire::{self, Counts, FromWorker, Plan, ToWorker};
 use anyhow::{bail, Context};
 use std::io::{self, BufReader, StdinLock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::Duration;
 
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -40,7 +43,7 @@ pub fn run() -> anyhow::Result<()> {
             threads.push(scope.spawn(move || server.serve(stream)));
         }
         threads.push(scope.spawn(|| server.report()));
-        let obeyed = obey(&mut from, &server.gave_up);
+        let obeyed = server.obey(&mut from);
         server.stop.store(true, Relaxed);
         for thread in threads {
             thread.join().expect("no thread of the worker panics")?;
@@ -48,20 +51,6 @@ pub fn run() -> anyhow::Result<()> {
         obeyed
     })?;
     wire::send(&mut io::stdout(), &FromWorker::Done(server.counts()))
-}
-
-/// Executes messages until `Stop`, or until the demo is gone.
-fn obey(from: &mut BufReader<StdinLock<'_>>, gave_up: &AtomicU64) -> anyhow::Result<()> {
-    loop {
-        match wire::receive(from)? {
-            Some(ToWorker::GiveUp(bytes)) => {
-                reclaim::reclaim(bytes)?;
-                gave_up.fetch_add(1, Relaxed);
-            }
-            None | Some(ToWorker::Stop) => return Ok(()),
-            Some(other) => bail!("{other:?} makes no sense by now"),
-        }
-    }
 }
 
 /// Nanoseconds of processor time of this thread: its work, without other work of the machine.
@@ -83,7 +72,8 @@ struct Server<'a> {
     wrong_values: AtomicU64,
     wrong_bytes: AtomicU64,
     changed_files: AtomicU64,
-    gave_up: AtomicU64,
+    tries: AtomicU64,
+    given_up_bytes: AtomicU64,
 }
 
 impl<'a> Server<'a> {
@@ -101,7 +91,22 @@ impl<'a> Server<'a> {
             wrong_values: AtomicU64::new(0),
             wrong_bytes: AtomicU64::new(0),
             changed_files: AtomicU64::new(0),
-            gave_up: AtomicU64::new(0),
+            tries: AtomicU64::new(0),
+            given_up_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Executes messages until `Stop`, or until the demo is gone.
+    fn obey(&self, from: &mut BufReader<StdinLock<'_>>) -> anyhow::Result<()> {
+        loop {
+            match wire::receive(from)? {
+                Some(ToWorker::GiveUp(bytes)) => {
+                    self.given_up_bytes.fetch_add(reclaim::reclaim(bytes)?, Relaxed);
+                    self.tries.fetch_add(1, Release);
+                }
+                None | Some(ToWorker::Stop) => return Ok(()),
+                Some(other) => bail!("{other:?} makes no sense by now"),
+            }
         }
     }
 
@@ -173,7 +178,9 @@ impl<'a> Server<'a> {
             changed_files: self.changed_files.load(Relaxed),
             cache_bytes: self.store.bytes(),
             taken_bytes: self.store.taken(),
-            gave_up: self.gave_up.load(Relaxed),
+            // Before the bytes, which are counted first: no try counts without its bytes.
+            tries: self.tries.load(Acquire),
+            given_up_bytes: self.given_up_bytes.load(Relaxed),
         }
     }
 }
