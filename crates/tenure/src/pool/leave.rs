@@ -73,6 +73,8 @@ const FOR_AN_UNMAP: Duration = Duration::from_secs(10);
 /// The longest wait for a fork. The fork waits for the locks of the program's allocator, and a
 /// function that this thread has interrupted may hold one.
 const FOR_A_FORK: Duration = Duration::from_millis(100);
+/// For how long a thread lets forks go first, one after another.
+const FOR_ALL_FORKS: Duration = Duration::from_secs(2);
 
 /// While it lives, a run of the calling thread is on its way out. Signals are blocked, because a
 /// handler could wait for this thread.
@@ -87,22 +89,27 @@ impl Leaving {
         let blocked = (!given_up::is_filtered()).then(Blocked::all);
         // This is set before another mapping can get the first address.
         given_up::expect_holes();
-        count_leaving(|runs| runs + 1);
-        let fork = LEAVE.held.load(Ordering::SeqCst);
-        // The fork may be waiting for this thread, which unmaps 500 runs: it waits for it once.
-        if fork != 0 && TOO_LONG.get() != fork {
-            count_leaving(|runs| runs - 1);
-            let is_over = wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst) == fork);
-            TOO_LONG.set(if is_over { 0 } else { fork });
+        let began = Instant::now();
+        loop {
             count_leaving(|runs| runs + 1);
+            let fork = LEAVE.held.load(Ordering::SeqCst);
+            if fork == 0 || TOO_LONG.get() == fork || began.elapsed() >= FOR_ALL_FORKS {
+                return Leaving { _blocked: blocked };
+            }
+            count_leaving(|runs| runs.saturating_sub(1));
+            // The fork may be waiting for this thread, which unmaps 500 runs: it waits for it once.
+            if !wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst) == fork) {
+                TOO_LONG.set(fork);
+            }
+            // A thread that lost its processor may find a later fork under way.
         }
-        Leaving { _blocked: blocked }
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        count_leaving(|runs| runs - 1);
+        // A signal handler under a filter may have forked in the meantime: a child counts anew.
+        count_leaving(|runs| runs.saturating_sub(1));
     }
 }
 
