@@ -11,7 +11,7 @@ use super::{diagnose, explain, Kinds, When};
 use crate::error::{Error, ErrorKind, Result};
 use crate::os::mlock::{self, Seen};
 use crate::os::pagemap::{Pagemap, Pages};
-use crate::os::{detach, limits, maps, page_size, raw_map};
+use crate::os::{limits, maps, page_size, reserve};
 use crate::range::PageRange;
 use crate::text::text;
 use crate::tracking;
@@ -200,13 +200,8 @@ fn locked_now(ledger: &mut Ledger) -> std::result::Result<Vec<Piece>, Errno> {
 /// Returns how a new mapping would be locked. It makes one to find out, because other code may have
 /// called `mlockall`.
 fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
-    let page = page_size();
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
-    let made = unsafe { raw_map::map(0, page, protection, flags, -1, 0) };
-    let range = match made {
-        Ok(at) => PageRange::new(at, at + page),
+    let range = match reserve::map_own(page_size(), page_size()) {
+        Ok(range) => range,
         // Over the limit, which bounds new mappings only while they are locked.
         Err(Errno::AGAIN) => return Ok(Some(ledger.future.unwrap_or(When::Now))),
         Err(errno) => return Err(errno),
@@ -222,7 +217,7 @@ fn coming(ledger: &Ledger) -> std::result::Result<Option<When>, Errno> {
         }
     });
     // SAFETY: the mapping was made above, and no other code knows it.
-    let _ = unsafe { detach::unmap(range.start, range.len()) };
+    let _ = unsafe { reserve::unmap(range) };
     Ok(found)
 }
 
