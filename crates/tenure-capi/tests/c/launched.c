@@ -212,6 +212,61 @@ static void forks_are_waited_for_once(void)
     CHECK(pthread_join(forks, NULL) == 0);
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+#define THREADS 4
+static unsigned char *blocks[THREADS];
+
+static void *unmap_first_pages(void *place)
+{
+    const size_t len = 17 * PAGE;
+    while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+        unsigned char *at = anonymous(len);
+        memset(at, 1, len);
+        __atomic_store_n((unsigned char **)place, at, __ATOMIC_SEQ_CST);
+        CHECK(munmap(at, PAGE) == 0);
+        __atomic_store_n((unsigned char **)place, NULL, __ATOMIC_SEQ_CST);
+        CHECK(munmap(at + PAGE, len - PAGE) == 0);
+    }
+    return NULL;
+}
+
+/* What a child unmaps is gone, though another thread of its parent's had just unmapped a part of the
+ * block. */
+static void children_unmap_the_rest(void)
+{
+    const size_t rest = 16 * PAGE;
+    unsigned char there[16];
+    pthread_t threads[THREADS];
+    __atomic_store_n(&stop, 0, __ATOMIC_RELEASE);
+    for (int n = 0; n < THREADS; n++)
+        CHECK(pthread_create(&threads[n], NULL, unmap_first_pages, &blocks[n]) == 0);
+    for (double end = seconds() + 2; seconds() < end;) {
+        double began = seconds();
+        pid_t child = fork();
+        /* Other threads wait 0.1 s at most for a fork. */
+        int is_quick = seconds() - began < 0.1;
+        for (int n = 0; child == 0 && n < THREADS; n++) {
+            unsigned char *at = __atomic_load_n(&blocks[n], __ATOMIC_SEQ_CST);
+            if (!at)
+                continue;
+            CHECK(munmap(at + PAGE, rest) == 0);
+            CHECK(mincore(at + PAGE, rest, there) == -1 && errno == ENOMEM);
+        }
+        if (child == 0)
+            _exit(0);
+        CHECK(ending(child) == 0 || !is_quick);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    for (int n = 0; n < THREADS; n++)
+        CHECK(pthread_join(threads[n], NULL) == 0);
+}
+
 int main(void)
 {
     unsigned char *block = aligned();
@@ -232,5 +287,6 @@ int main(void)
     unmapped_memory_is_refused(MIB + PAGE);
     replaced_pieces_join();
     forks_are_waited_for_once();
+    children_unmap_the_rest();
     return 0;
 }
