@@ -13,8 +13,8 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How often the worker must have tried in vain by then: on a busy machine it may not have run at
 /// all.
 const TRIES: u64 = 4;
-/// The stand-in wants a part of the limit more than it needs: the worker goes on to fill the room
-/// until the neighbour has taken it.
+/// The stand-in asks for such a part of the limit more than it needs: the worker goes on to fill the
+/// room until the neighbour has taken it.
 const HEADROOM: u64 = 64;
 
 /// The source of the limit, chosen once for the whole demo.
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(judge(101, 500, 5, 0), Verdict::Short(2), "the grace starts anew");
         assert_eq!(judge(101, 1100, 8, 0), Verdict::Short(2), "the worker has not run");
         assert_eq!(judge(101, 1200, 9, 1), Verdict::Short(2), "it gave up something");
-        assert_eq!(judge(101, 1699, 20, 1), Verdict::Short(2), "the grace has started anew");
+        assert_eq!(judge(101, 1699, 13, 1), Verdict::Short(2), "the grace has started anew");
         assert_eq!(judge(101, 1700, 13, 1), Verdict::OutOfMemory);
     }
 

@@ -76,7 +76,7 @@ fn release_lists() {
 /// A list that a thread of the parent was changing may have a run too few or too many. The child
 /// keeps the lists as that thread left them, because each change is one link.
 fn recover_lists() {
-    leave::reset_in_child();
+    leave::release_held();
     CLASSES.for_each(|class| {
         central_list::lock(class).reset_in_child();
     });

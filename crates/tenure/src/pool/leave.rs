@@ -89,11 +89,15 @@ impl Leaving {
         let blocked = (!given_up::is_filtered()).then(Blocked::all);
         // This is set before another mapping can get the first address.
         given_up::expect_holes();
-        let began = Instant::now();
+        // The clock only if a fork is under way: a filter may forbid that call.
+        let mut since = None;
         loop {
             count_leaving(|runs| runs + 1);
             let fork = LEAVE.held.load(Ordering::SeqCst);
-            if fork == 0 || TOO_LONG.get() == fork || began.elapsed() >= FOR_ALL_FORKS {
+            if fork == 0
+                || TOO_LONG.get() == fork
+                || since.get_or_insert_with(Instant::now).elapsed() >= FOR_ALL_FORKS
+            {
                 return Leaving { _blocked: blocked };
             }
             count_leaving(|runs| runs.saturating_sub(1));
@@ -157,13 +161,8 @@ pub(super) fn hold() {
     wait();
 }
 
-/// Called after the fork.
+/// Called after the fork, in both processes.
 pub(super) fn release_held() {
-    LEAVE.held.store(0, Ordering::SeqCst);
-}
-
-/// Called in a child, where no other thread exists.
-pub(super) fn reset_in_child() {
     LEAVE.held.store(0, Ordering::SeqCst);
 }
 
