@@ -73,8 +73,10 @@ const FOR_AN_UNMAP: Duration = Duration::from_secs(10);
 /// The longest wait for a fork. The fork waits for the locks of the program's allocator, and a
 /// function that this thread has interrupted may hold one.
 const FOR_A_FORK: Duration = Duration::from_millis(100);
-/// For how long a thread lets forks go first, one after another.
+/// For how long, and for how many, a thread lets forks go first, one after another. A thread that was
+/// stopped for that long has waited for few of them.
 const FOR_ALL_FORKS: Duration = Duration::from_secs(2);
+const MOST_FORKS: u32 = 20;
 
 /// While it lives, a run of the calling thread is on its way out. Signals are blocked, because a
 /// handler could wait for this thread.
@@ -90,16 +92,18 @@ impl Leaving {
         // This is set before another mapping can get the first address.
         given_up::expect_holes();
         // The clock only if a fork is under way: a filter may forbid that call.
-        let mut since = None;
+        let (mut since, mut forks) = (None, 0);
         loop {
             count_leaving(|runs| runs + 1);
             let fork = LEAVE.held.load(Ordering::SeqCst);
-            if fork == 0
-                || TOO_LONG.get() == fork
-                || since.get_or_insert_with(Instant::now).elapsed() >= FOR_ALL_FORKS
-            {
+            if fork == 0 || TOO_LONG.get() == fork {
                 return Leaving { _blocked: blocked };
             }
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            if forks >= MOST_FORKS && waited >= FOR_ALL_FORKS {
+                return Leaving { _blocked: blocked };
+            }
+            forks += 1;
             count_leaving(|runs| runs.saturating_sub(1));
             // The fork may be waiting for this thread, which unmaps 500 runs: it waits for it once.
             if !wait_while(FOR_A_FORK, || LEAVE.held.load(Ordering::SeqCst) == fork) {
@@ -117,8 +121,17 @@ impl Drop for Leaving {
     }
 }
 
+/// The process, also in a child that no fork handler has told so. Under a filter it is 0 if only
+/// `getpid` tells, which the filter may forbid.
+fn process() -> u32 {
+    match given_up::is_filtered() && !generation::is_told_by_a_page() {
+        true => 0,
+        false => generation::current() as u32,
+    }
+}
+
 fn count_leaving(change: impl Fn(u32) -> u32) {
-    let process = generation::current() as u32;
+    let process = process();
     let count = |word| Some(u64::from(process) << 32 | u64::from(change(runs_of(process, word))));
     let _ = LEAVE.leaving.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count);
 }
@@ -147,7 +160,7 @@ fn wait_while(longest: Duration, holds: impl Fn() -> bool) -> bool {
 
 /// Waits until all runs that were on their way out have left. Their unmapping is then done.
 pub(super) fn wait() {
-    let process = generation::current() as u32;
+    let process = process();
     let any = || runs_of(process, LEAVE.leaving.load(Ordering::SeqCst)) != 0;
     let _ = wait_while(FOR_AN_UNMAP, any);
 }
